@@ -4,6 +4,7 @@ import array
 import asyncio
 import errno
 import os
+import resource
 import threading
 import time
 import unittest
@@ -77,6 +78,19 @@ class Files(OnMount):
         with amphifs.open(self.path("f")) as file:
             expected = data[:PAGE] + data[: 2 * PAGE][::-1] + data[3 * PAGE :]
             self.assertEqual(bytes(file.read(1 << 20)), bytes(expected))
+
+    def test_a_direct_write_that_stops_within_a_page(self) -> None:
+        """Goal: a direct write of which the kernel writes a part that is no whole page says why it stopped."""
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with amphifs.open(self.path("f"), "wb", direct=True) as file:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_001, before[1]))
+            try:
+                with self.assertRaises(OSError) as caught:
+                    file.write(aligned(2 << 20), 0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            self.assertEqual(caught.exception.errno, errno.EFBIG)
+            self.assertLessEqual(file.size, 1_000_001)
 
     def test_what_is_refused(self) -> None:
         """Goal: wrong buffers, offsets and modes are refused in words, before anything happens to the file."""

@@ -1,6 +1,7 @@
 //! The header of the C library, made of the source of `crates/capi`.
 //!
-//! Owns: where it lies, and the check that it is what the source says. Does not own: how C is written (cbindgen).
+//! Owns: the place of the header, and the check that it agrees with the source. Does not own: how C is written
+//! (cbindgen).
 
 use std::fs;
 use std::path::{Path, PathBuf};

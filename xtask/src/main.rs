@@ -59,7 +59,7 @@ fn main() -> ExitCode {
             cargo(Command::new(env!("CARGO")).args(test).env("AMPHI_SOAK_ROUNDS", rounds).env("AMPHI_SOAK_SEED", seed))
         }
         Some("loom") => {
-            // Each in a build of its own: nothing but these tests works on loom's atomics.
+            // Each of them is compiled in a build of its own: nothing but these tests works with loom's atomics.
             for (package, tests) in [("amphi-sched", "bell"), ("amphi-shm", "rules"), ("amphi-client", "marks")] {
                 let test = ["test", "--locked", "--package", package, "--features", "loom", "--lib", tests];
                 let ended = cargo(Command::new(env!("CARGO")).args(test));

@@ -1,11 +1,11 @@
 //! `cargo xtask performance`: docs/PERFORMANCE.md and a page for each run, made from the committed results of `amphi
 //! bench --json` in docs/results.
 //!
-//! Owns: which files are written, what the page of performance may hold outside its tables, and when a result counts
-//! as old. Does not own: measuring and the form of a table (`amphi_bench::report`), the rows of the table of goals
-//! (`docs/results/goals.json`, read by `goals`). Invariants: each goal of a committed result stands in exactly one row;
-//! no digit stands outside the tables that are made here; a result whose commit is more than `OLD_COMMITS` behind is
-//! marked.
+//! Owns: which files are written, the contents that the page of performance may have outside its tables, and when a
+//! result counts as old. Does not own: measuring and the form of a table (`amphi_bench::report`), the rows of the table
+//! of goals (`docs/results/goals.json`, read by `goals`). Invariants: each goal of a committed result stands in exactly
+//! one row; no digit stands outside the tables that are made here; a result whose commit is more than `OLD_COMMITS`
+//! commits old is marked.
 
 mod goals;
 
@@ -21,9 +21,9 @@ const RESULTS: &str = "docs/results";
 const GOALS: &str = "docs/results/goals.json";
 /// Most lines of the page.
 const LINES_MAX: usize = 120;
-/// A result is old when so many commits have come since.
+/// A result is old when this many commits were made since.
 const OLD_COMMITS: u64 = 100;
-/// The mark may be missing for so many commits more: a commit must not turn the check of the next one red.
+/// The mark may be missing for this many more commits: a commit must not make the check of the next one fail.
 const OLD_SLACK_COMMITS: u64 = 20;
 const OLD: &str = "old";
 const BEGIN: &str = "<!-- made from docs/results: ";
@@ -49,7 +49,7 @@ fn write(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Finds pages that are not what the results say, and what the page of performance must not hold.
+/// Finds pages that do not agree with the results, and content that the page of performance must not have.
 pub fn check(root: &Path, findings: &mut Vec<String>) {
     let old = |age: Option<u64>, marked: bool| match age {
         Some(commits) if commits <= OLD_COMMITS => false,
@@ -71,8 +71,8 @@ pub fn check(root: &Path, findings: &mut Vec<String>) {
     }
 }
 
-/// Every page by its path; `old` decides by the commits since a result, if they can be counted, and by whether the
-/// page marks it now.
+/// Returns every page by its path; `old` decides by the number of commits since a result, if they can be counted, and
+/// otherwise by whether the page marks the result as old now.
 fn pages(root: &Path, old: impl Fn(Option<u64>, bool) -> bool) -> Result<BTreeMap<String, String>, String> {
     let page = read(root, PAGE)?;
     let mut goals = Goals::read(root)?;
@@ -132,7 +132,7 @@ fn by_hand(page: &str, findings: &mut Vec<String>) {
     }
 }
 
-/// Commits that have come since `commit`; `None` where the history is not there, as in a shallow clone.
+/// Returns the number of commits since `commit`; `None` where the history is missing, as in a shallow clone.
 fn commits_since(root: &Path, commit: &str) -> Option<u64> {
     let range = format!("{commit}..HEAD");
     let counted = Command::new("git").current_dir(root).args(["rev-list", "--count", &range]).output().ok()?;
@@ -168,8 +168,9 @@ mod tests {
         )
     }
 
-    /// Goal: what is missed has a line each, what is met one line together, what is not measured is named; a run has
-    /// its page; age is marked; what is missing in the manifest is said. Method: a result by hand, of no commit.
+    /// Goal: each missed goal has a line, the met goals share one line, and a goal that was not measured is named; a
+    /// run has its page; its age is marked; an entry that is missing in the manifest is reported. Method: a result that
+    /// the test composes and that belongs to no commit.
     #[test]
     fn pages_come_from_results() {
         let root = std::env::temp_dir().join(format!("amphi-performance-{}", std::process::id()));
@@ -214,7 +215,7 @@ mod tests {
         std::fs::remove_dir_all(&root).expect("removed");
     }
 
-    /// Goal: digits outside tables, missing tables and a long page are found. Method: pages by hand.
+    /// Goal: digits outside tables, missing tables and a long page are found. Method: pages that the test composes.
     #[test]
     fn what_people_write_is_checked() {
         let found = |page: &str| {

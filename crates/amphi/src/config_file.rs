@@ -40,10 +40,10 @@ pub struct ConfigFile {
     /// The least protection of connections to other servers.
     #[serde(default, deserialize_with = "secure")]
     pub peers_secure: Option<Secure>,
-    /// Addresses that are reported to others.
+    /// Addresses that the server advertises.
     #[serde(default)]
     pub advertise: Vec<String>,
-    /// Addresses of servers of the cluster to be part of.
+    /// Addresses of servers of the cluster to join.
     #[serde(default)]
     pub join: Vec<String>,
     /// File with the cluster key.
@@ -79,7 +79,7 @@ pub struct IdentityFields {
     pub audit_full: Option<WhenFull>,
 }
 
-/// The output of `amphi server --example-config`: every field, with its default where it has one.
+/// The output of `amphi server --example-config`: every field, with its default if there is one.
 pub const EXAMPLE: &str = r#"# Configuration of one AmphiFS server: amphi server --config FILE
 # Options on the command line win over this file. Paths that are not absolute count from the folder of this file.
 
@@ -235,8 +235,8 @@ impl ConfigFile {
 mod tests {
     use super::*;
 
-    /// Goal: the example is valid and shows every field there is. Method: the file is parsed once as it is and once
-    /// with the fields that it only mentions. The error for an unknown field lists all fields.
+    /// Goal: the example is valid and shows every field. Method: the file is parsed once as it is, and once with the
+    /// fields that it only has in comments. The error for an unknown field lists all fields.
     #[test]
     fn the_example_is_whole() {
         let config = ConfigFile::parse(EXAMPLE).expect("the example is valid");

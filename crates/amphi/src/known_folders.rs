@@ -4,9 +4,9 @@
 //! (`cmd::up`).
 //!
 //! If a folder was in use before and is now empty or missing, the most frequent reason is a disk that is not mounted.
-//! So the file is not in the folder itself, but in `$AMPHI_STATE`, or `/var/lib/amphi-state` for root, or
-//! `$XDG_STATE_HOME/amphi` or `~/.local/state/amphi` for others. The file is a help and not a lock: a process that
-//! cannot write it continues without it.
+//! So the file is not in the folder itself. It is in `$AMPHI_STATE`, for root in `/var/lib/amphi-state`, and for others
+//! in `$XDG_STATE_HOME/amphi` or `~/.local/state/amphi`. The file is a help and not a lock: a process that cannot write
+//! it continues without it.
 //!
 //! Bound: the last `FOLDERS_MAX` folders.
 
@@ -20,7 +20,7 @@ const FOLDERS_MAX: usize = 4096;
 /// Name of the file.
 const FILE: &str = "folders";
 
-/// Where this user's notes lie, or those of the machine for root.
+/// The folder for notes of this user, or for root that of the machine.
 pub fn state_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let system = || rustix::process::geteuid().is_root().then(|| PathBuf::from("/var/lib/amphi-state"));
@@ -56,7 +56,7 @@ impl KnownFolders {
         lines.map(|line| PathBuf::from(OsStr::from_bytes(line))).collect()
     }
 
-    /// Whether `folder`, an absolute path, was in use.
+    /// Returns whether `folder`, an absolute path, was in use.
     pub fn has(&self, folder: &Path) -> bool {
         self.all().iter().any(|known| known == folder)
     }
@@ -95,7 +95,7 @@ impl KnownFolders {
 mod tests {
     use super::*;
 
-    /// Goal: folders are remembered once, the last of them, and a place that cannot be written is an error without
+    /// Goal: each folder is remembered once, only the latest folders are kept, and an error while writing has no
     /// further effect. Method: more folders than the list holds.
     #[test]
     fn folders_are_remembered() {

@@ -1,5 +1,5 @@
-//! The rate of log lines of one kind is limited. So nobody can fill the disk by causing log lines of a server or a
-//! mount, nor hide other lines.
+//! The rate of log lines of one kind is limited. So nobody can fill the disk, or hide other lines, by causing log lines
+//! of a server or a mount.
 //!
 //! Owns: counting lines by their place in the code. Does not own: the lines, and their receivers.
 //!
@@ -28,7 +28,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// Whether a line is written, and how many were left out before it.
+    /// Returns whether a line is written, and how many were left out before it.
     fn next(&mut self, now: Time) -> (bool, u64) {
         if self.said == 0 || now.since(self.since) >= PERIOD {
             let left_out = std::mem::take(&mut self.left_out);
@@ -75,8 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
 mod tests {
     use super::*;
 
-    /// Goal: a kind of line is logged at most so often in a period, and the omitted lines are counted once. Method: a
-    /// flood over three periods.
+    /// Goal: a kind of line is logged at most a fixed number of times in a period, and the omitted lines are counted
+    /// once. Method: a flood over three periods.
     #[test]
     fn a_kind_has_a_rate() {
         let mut kind = Kind::default();

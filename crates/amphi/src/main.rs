@@ -74,7 +74,8 @@ enum Command {
 }
 
 impl Command {
-    /// Whether the command has to take something away again when it ends, such as a mount; it outlives its readers.
+    /// Returns whether the command has to take something away again when it ends, such as a mount; it outlives its
+    /// readers.
     fn holds_a_mount(&self) -> bool {
         matches!(
             self,
@@ -85,6 +86,11 @@ impl Command {
                 | Command::Bench(_)
                 | Command::Job(_)
         )
+    }
+
+    /// Whether the command is no part of the job whose program gives it: a file system or a job of its own.
+    fn outlives_a_job(&self) -> bool {
+        matches!(self, Command::Up(_) | Command::Server(_) | Command::Mount(_) | Command::Job(_))
     }
 }
 
@@ -146,7 +152,8 @@ fn main() -> ExitCode {
         amphi_host::signals::end_when_nobody_reads();
         return exit_code(run(command));
     }
-    exit_code(amphi_host::signals::raise_file_limit().and_then(|()| run(command)))
+    let apart = if command.outlives_a_job() { cmd::job::processes::step_apart() } else { Ok(()) };
+    exit_code(apart.and_then(|()| amphi_host::signals::raise_file_limit()).and_then(|()| run(command)))
 }
 
 fn exit_code(outcome: Outcome) -> ExitCode {

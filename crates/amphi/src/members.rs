@@ -1,6 +1,6 @@
 //! The further servers of `amphi up --servers N`: child processes of the same binary on Unix sockets.
 //!
-//! Owns: where their folders and sockets lie, starting, watching and stopping them. Does not own: what a server does,
+//! Owns: their folders and sockets, and starting, watching and stopping them. Does not own: the work of a server, and
 //! the first server, which runs in this process and is the master.
 //!
 //! Invariants: a member that ends by itself after it was ready is started again. No member outlives this process,
@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
 /// A member that ran for this long starts anew with the shortest pause.
 const RAN_WELL: Duration = Duration::from_secs(60);
-/// The option with which a member makes zones; a member that had zones never makes others.
+/// The option with which a member makes zones; a member that had zones before never makes others.
 const FORMAT: &str = "--format";
 /// How long a member may take to stop in order.
 const STOPPING: Duration = Duration::from_secs(60);
@@ -63,7 +63,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Looks at the data folder. A single server's zones lie in it, several servers have a folder each.
+    /// Looks at the data folder. A single server's zones lie in it; several servers have a folder each.
     pub fn look(data: &Path, wanted: Option<u16>) -> Outcome<Site> {
         let data = std::path::absolute(data).during(|| format!("find {}", data.display()))?;
         let member = |k: u16| data.join(format!("server-{k}"));
@@ -71,7 +71,8 @@ impl Site {
         // Folders behind a gap count too, so that a server whose folder is missing is noticed.
         let further = (1..SERVERS_MAX).rev().find(|k| member(*k).is_dir()).unwrap_or(0);
         let found = if alone || further > 0 || has_zones(&member(0)) { 1 + further } else { 0 };
-        // The first server makes its zones before any other does. It knows which of the others are missing.
+        // The first server makes its zones before any other does. The first server knows which of the others are
+        // missing.
         if let Some(k) = (1..=further).find(|k| !alone && has_zones(&member(*k)) && !has_zones(&member(0))) {
             return Err(Failure::refused(format!(
                 "{}: server-{k} in it has zones, but neither server-0 nor the folder itself has those of the first server: is its folder mounted? Put \
@@ -110,7 +111,7 @@ impl Site {
         &self.data
     }
 
-    /// Whether the first server has zones.
+    /// Returns whether the first server has zones.
     pub fn has_first_zones(&self) -> bool {
         has_zones(&self.first)
     }
@@ -147,7 +148,8 @@ impl Site {
         config.advertise = vec![self.socket(0)];
     }
 
-    /// Arguments of the others. Those without zones make some: the master refuses one that it knows with other zones.
+    /// Arguments of the other members. Members without zones make new ones; if the master knows a member with other
+    /// zones, it refuses that member.
     pub fn members(&self, storage: &Storage, key: Option<&Path>) -> Vec<Vec<String>> {
         let one = |k: u16| {
             let data = self.data.join(format!("server-{k}")).display().to_string();
@@ -298,7 +300,7 @@ fn spawn(args: &[String]) -> std::io::Result<Child> {
     command.process_group(0).spawn()
 }
 
-/// Waits for the end of a member. Reports when it is ready, and passes its log lines on.
+/// Waits for the end of a member. Reports when the member is ready, and passes its log lines on.
 #[expect(clippy::disallowed_methods, reason = "the thread that reads a child's errors")]
 fn watch(mut child: Child, name: &str, watched: &Watched, ready: &mut Option<mpsc::Sender<Outcome>>) -> Failure {
     let errors = child.stderr.take();
@@ -338,7 +340,7 @@ mod tests {
     use crate::storage_kind::Rotational;
 
     /// Goal: the contents of a data folder decide where the servers are. A single one stays where it is, even when
-    /// others join. A cluster never shrinks. Method: folders made by hand.
+    /// others join. A cluster never shrinks. Method: folders that the test makes.
     #[test]
     fn folders_of_servers() {
         let dir = tempfile::tempdir().expect("temporary folder");

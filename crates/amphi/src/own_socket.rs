@@ -1,13 +1,14 @@
-//! The socket at which every mount and every server of this machine gives its numbers: where it lies, making it,
-//! finding those of others.
+//! The socket at which every mount and every server of this machine serves its metrics: its place, making it, and
+//! finding the sockets of others.
 //!
-//! Owns: the folder, names of sockets, whose they are. Does not own: what is served there (`web`, `cmd::metrics`).
+//! Owns: the folder, the names of sockets, and their owners. Does not own: what is served there (`web`,
+//! `cmd::metrics`).
 //!
 //! A socket is `mount-PID.sock` or `server-PID.sock` in `$AMPHI_RUNTIME`, `$RUNTIME_DIRECTORY` (which systemd gives to
 //! services), `/run/amphi` for root, `$XDG_RUNTIME_DIR/amphi` for others, whichever is there first; without any of them
-//! there is no socket. Its mode is 0600. A process creates the socket under another name and renames it when it
-//! listens, so that every program that finds it can connect. It removes the socket at its end, and with it the sockets
-//! of processes that were killed.
+//! there is no socket. The mode of the socket is 0600. A process creates the socket under another name and renames it
+//! when it listens, so that every program that finds it can connect. The process removes its socket at its end, and
+//! also the sockets of processes that were killed.
 
 use crate::web::{Served, Site, serve_unix};
 use amphi_host::failure::{Failure, Outcome};
@@ -70,7 +71,7 @@ impl Found {
         Some(Found { owner, pid, path })
     }
 
-    /// Whether the process that made the socket has ended without removing it.
+    /// Returns whether the process that made the socket has ended without removing it.
     fn is_left(&self) -> bool {
         let gone = Pid::from_raw(self.pid).is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
         gone && UnixStream::connect(&self.path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
@@ -119,8 +120,8 @@ pub struct OwnSocket {
 }
 
 impl OwnSocket {
-    /// Serves the numbers of this process, until the result is dropped. A process that cannot have a socket goes on
-    /// without, and says why.
+    /// Serves the numbers of this process, until the result is dropped. A process that cannot have a socket continues
+    /// without one, and logs the reason.
     pub fn serve(owner: Owner, site: impl Site) -> Option<OwnSocket> {
         let dir = folder()?;
         match OwnSocket::at(&dir, owner, site) {
@@ -166,7 +167,7 @@ impl Drop for OwnSocket {
     }
 }
 
-/// Reads a page from a socket, as HTTP serves it.
+/// Reads a page from a socket by HTTP.
 pub fn read(socket: &Path, page: &str) -> Outcome<String> {
     use io::{Read, Write};
     let failed = |e: io::Error| match e.kind() {

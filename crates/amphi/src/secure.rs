@@ -1,6 +1,7 @@
-//! The protection of connections as options specify it.
+//! The protection of connections, as options specify it.
 //!
-//! Owns: the options, and addresses with a level behind them. Does not own: what the levels do (`amphi_transport`).
+//! Owns: the options, and the parsing of addresses that are followed by a level. Does not own: what the levels do
+//! (`amphi_transport`).
 
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::link::Credentials;
@@ -19,22 +20,22 @@ pub fn level(text: &str) -> Result<Secure, String> {
 /// The least level that a client accepts.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LeastSecure {
-    /// The least protection of connections over TCP that is accepted: off, mac (signed) or tls (encrypted) [default:
+    /// The lowest protection of connections over TCP that is accepted: off, mac (signed) or tls (encrypted) [default:
     /// what the server offers]
     #[arg(long, value_name = "LEVEL", value_parser = level)]
     secure: Option<Secure>,
 }
 
 impl LeastSecure {
-    /// These credentials are shown at this level or a better one alone.
+    /// Limits these credentials to connections of this level or a higher one.
     pub fn of(self, proves: Credentials) -> Credentials {
         Credentials { secure: self.secure.unwrap_or_default(), ..proves }
     }
 }
 
-/// Takes the levels off the addresses that a server listens on.
+/// Splits the levels from the addresses that a server listens on.
 ///
-/// Errors: a level that there is not, or a Unix socket with one.
+/// Errors: an unknown level, or a Unix socket with a level.
 pub fn split_listen(config: &mut ServerConfig) -> Outcome {
     for addr in &mut config.listen {
         let Some((bare, text)) = addr.rsplit_once(SECURE) else { continue };

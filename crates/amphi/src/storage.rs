@@ -1,4 +1,4 @@
-//! Options of the zones and workers of a server, as all commands that start one have them.
+//! Options for the zones and workers of a server, common to all commands that start a server.
 
 use crate::storage_kind::Rotational;
 use amphi_host::failure::{Failure, Outcome};
@@ -47,8 +47,8 @@ pub struct Storage {
     /// disk may not be mounted
     #[arg(long)]
     pub format: bool,
-    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as
-    /// themselves alone
+    /// Permission bits of Unix sockets to listen on: who may connect. Users other than root and the user of the server
+    /// act there only as themselves
     #[arg(long, value_name = "MODE", value_parser = socket_mode, default_value = "0600")]
     pub socket_mode: u32,
 }
@@ -59,8 +59,8 @@ pub fn socket_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "give permission bits as chmod has them, for instance 0660".to_string())
 }
 
-/// Workers of one of so many servers that share a machine, by default: half of the cores, since the users of its files
-/// need the others.
+/// Default number of workers of one of several servers that share a machine: half of the cores, since the programs that
+/// use the files need the others.
 pub fn workers_of_one_of(servers: u16) -> u16 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = cores / 2 / usize::from(servers.max(1));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// How many devices below each other are followed at most.
 const DEPTH_MAX: usize = 8;
-/// Words in the name of a disk's model that say that the disk is a virtual one.
+/// Words in the name of a disk's model that show a virtual disk.
 const VIRTUAL_MODELS: [&str; 5] = ["virtual", "qemu", "vbox", "vmware", "xen"];
 
 /// The operator's statement about the storage.
@@ -84,7 +84,7 @@ impl Machine {
             return false;
         }
         if major == 0 {
-            // A file system over several devices, or over none, has a number of its own.
+            // A file system over several devices, or over none, has a device number of its own.
             return self.mounted_from(major, minor).is_some_and(|path| self.file_rotates(&path, depth + 1));
         }
         let Ok(mut folder) = fs::canonicalize(self.root.join(format!("sys/dev/block/{major}:{minor}"))) else {
@@ -124,7 +124,7 @@ fn text(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|t| t.trim().to_string())
 }
 
-/// Whether a disk is made by a hypervisor or by the kernel.
+/// Returns whether a disk is made by a hypervisor or by the kernel.
 fn is_virtual(folder: &Path) -> bool {
     let made = folder.components().any(|part| {
         let part = part.as_os_str().to_string_lossy();

@@ -3,7 +3,7 @@
 //! Owns: connections, their bounds, tokens, what is refused. Does not own: the pages (`Site`).
 //!
 //! Bounds: `CONNECTIONS_MAX` connections at a time, `HEADER_MAX` bytes of header within `HEADER_WITHIN`, one request a
-//! connection. Nothing can be changed through it.
+//! connection. No request can change anything.
 
 use amphi_host::failure::{During, Failure, Outcome};
 use futures_util::future::select;
@@ -28,16 +28,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Readers at a time; others wait for their turn.
+/// Number of readers at a time; others wait for their turn.
 const CONNECTIONS_MAX: usize = 8;
 /// Longest request line and headers, bytes.
 const HEADER_MAX: usize = 8192;
-/// How long a reader may take for its request, and a connection in all.
+/// How long a reader may take to send its request, and how long a connection may last in all.
 const HEADER_WITHIN: Duration = Duration::from_secs(2);
 const CONNECTION_WITHIN: Duration = Duration::from_secs(30);
 /// Longest token, bytes.
 const TOKEN_MAX: usize = 4096;
-/// What a page may load: itself and the numbers of the same address.
+/// The sources from which a page may load: itself and the numbers of the same address.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -51,24 +51,25 @@ pub struct Page {
 
 /// The pages at an address.
 pub trait Site: Send + Sync + 'static {
-    /// The page of a path; `query` is what follows the question mark. Nothing: there is no such page. May wait.
+    /// The page of a path; `query` is what follows the question mark. Nothing: there is no such page. The function may
+    /// wait.
     fn page(&self, path: &str, query: &str) -> Option<Outcome<Page>>;
 
-    /// The existing paths, for the answer to a request for another one.
+    /// The existing paths, for the answer to a request for another path.
     fn paths(&self) -> &'static str;
 
-    /// Whether a page has no numbers in it, so that it needs no token.
+    /// Returns whether a page has no numbers in it, so that it needs no token.
     fn is_open(&self, _path: &str) -> bool {
         false
     }
 }
 
-/// Whether two texts are equal, in a time that does not say where they differ.
+/// Returns whether two texts are equal, in a time that does not say where they differ.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
-/// Whether the holder of `token` has sent this header.
+/// Returns whether the holder of `token` has sent this header.
 fn admits(token: Option<&str>, authorization: Option<&HeaderValue>) -> bool {
     let Some(token) = token else { return true };
     let given = authorization.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
@@ -164,7 +165,7 @@ async fn converse<S: Site>(
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_WITHIN).max_buf_size(HEADER_MAX);
     let connection = builder.keep_alive(false).serve_connection(TokioIo::new(stream), handle);
-    // A reader that disconnects or sends an invalid request concerns no other one.
+    // If a reader disconnects or sends an invalid request, no other reader is affected.
     let _ = tokio::time::timeout(CONNECTION_WITHIN, connection).await;
     drop(turn);
 }
@@ -174,7 +175,7 @@ fn runtime() -> Outcome<tokio::runtime::Runtime> {
     runtime.during(|| "start the server of numbers".into())
 }
 
-/// Serves at an address until a signal ends the process; `ready` is told which address that is.
+/// Serves at an address until a signal ends the process; `ready` gets that address.
 pub fn serve_tcp<S: Site>(addr: SocketAddr, served: Served<S>, ready: impl FnOnce(SocketAddr)) -> Outcome {
     runtime()?.block_on(async {
         let listener = TcpListener::bind(addr).await.map_err(|e| Failure::refused(format!("{addr}: {e}")))?;
@@ -235,7 +236,8 @@ mod tests {
         assert!(!admits(Some("secret"), None));
     }
 
-    /// Goal: an address of another machine needs a token or a word for it. Method: a table.
+    /// Goal: an address that other machines reach needs a token or the option that allows it without one. Method: a
+    /// table.
     #[test]
     fn others_need_a_token() {
         let ok = |addr: &str, token, open| check_open(addr.parse().expect("an address"), token, open).is_ok();

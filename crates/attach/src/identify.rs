@@ -193,8 +193,8 @@ fn from_bytes(bytes: &[u8; size_of::<Identity>()]) -> Identity {
 mod tests {
     use super::*;
 
-    /// Goal: a mount that did not answer in time, or a signal, does not leave a descriptor to the kernel for good, but a
-    /// process waits only for a bounded time; a socket that cannot be reached does. Method: the errors of the calls.
+    /// Goal: a mount that did not answer in time, or a signal, does not leave a descriptor to the kernel for good, but
+    /// a process waits only for a bounded time; a socket that cannot be reached does. Method: the errors of the calls.
     #[test]
     fn a_busy_mount_is_asked_again() {
         const ECONNREFUSED: i32 = 111;

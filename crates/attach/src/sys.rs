@@ -39,9 +39,19 @@ mod numbers {
     pub const PWRITE: usize = 18;
     pub const FCNTL: usize = 72;
     pub const CLOCK_GETTIME: usize = 228;
+    pub const RT_SIGPROCMASK: usize = 14;
+    pub const SCHED_YIELD: usize = 24;
+    pub const TGKILL: usize = 234;
+    pub const FSTATFS: usize = 138;
+    pub const GETTID: usize = 186;
+    pub const FUTEX: usize = 202;
+    pub const OPENAT: usize = 257;
+    pub const READLINKAT: usize = 267;
     pub const PRLIMIT: usize = 302;
     pub const PROCESS_VM_READV: usize = 310;
     pub const STATX: usize = 332;
+    pub const CLOSE_RANGE: usize = 436;
+    pub const CACHESTAT: usize = 451;
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -64,9 +74,19 @@ mod numbers {
     pub const PWRITE: usize = 68;
     pub const FCNTL: usize = 25;
     pub const CLOCK_GETTIME: usize = 113;
+    pub const RT_SIGPROCMASK: usize = 135;
+    pub const SCHED_YIELD: usize = 124;
+    pub const TGKILL: usize = 131;
+    pub const FSTATFS: usize = 44;
+    pub const GETTID: usize = 178;
+    pub const FUTEX: usize = 98;
+    pub const OPENAT: usize = 56;
+    pub const READLINKAT: usize = 78;
     pub const PRLIMIT: usize = 261;
     pub const PROCESS_VM_READV: usize = 270;
     pub const STATX: usize = 291;
+    pub const CLOSE_RANGE: usize = 436;
+    pub const CACHESTAT: usize = 451;
 }
 
 /// A system call with six arguments.
@@ -142,20 +162,28 @@ pub unsafe fn mmap(args: [usize; 6]) -> Result<usize, Failure> {
     unsafe { call(numbers::MMAP, args) }
 }
 
-/// Whether writes by this descriptor go to their offsets and may be kept in a cache, as its flags are now. Any process
-/// that has the open file may change them.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const O_DIRECT: usize = 0o40_000;
+#[cfg(target_arch = "aarch64")]
+pub(crate) const O_DIRECT: usize = 0o200_000;
+pub(crate) const O_APPEND: usize = 0o2_000;
+/// `O_SYNC`, which contains `O_DSYNC`.
+pub(crate) const O_SYNC: usize = 0o4_010_000;
+
+/// The flags of a descriptor as they are now. Any process that has the open file may change them.
+#[inline]
+pub(crate) fn flags(fd: i32) -> Result<usize, Failure> {
+    const GETFL: usize = 3;
+    // SAFETY: no pointer is passed.
+    unsafe { call(numbers::FCNTL, [fd as usize, GETFL, 0, 0, 0, 0]) }
+}
+
+/// Whether writes by this descriptor go to their offsets and may be kept in a cache, as its flags are now.
 #[inline]
 pub(crate) fn writes_plainly(fd: i32) -> bool {
-    const GETFL: usize = 3;
     const ACCESS: usize = 3;
-    #[cfg(target_arch = "x86_64")]
-    const DIRECT: usize = 0o40_000;
-    #[cfg(target_arch = "aarch64")]
-    const DIRECT: usize = 0o200_000;
-    const APPEND_SYNC_DSYNC: usize = 0o2_000 | 0o4_010_000;
-    // SAFETY: no pointer is passed.
-    let flags = unsafe { call(numbers::FCNTL, [fd as usize, GETFL, 0, 0, 0, 0]) };
-    flags.is_ok_and(|flags| matches!(flags & ACCESS, 1 | 2) && flags & (DIRECT | APPEND_SYNC_DSYNC) == 0)
+    let bypasses = O_DIRECT | O_APPEND | O_SYNC;
+    flags(fd).is_ok_and(|flags| matches!(flags & ACCESS, 1 | 2) && flags & bypasses == 0)
 }
 
 /// Makes the kernel use the present size of the file.
@@ -369,6 +397,168 @@ pub(crate) fn length(fd: &Owned) -> Result<u64, Failure> {
     let mut size = [0; 8];
     size.copy_from_slice(&found[40..48]);
     Ok(u64::from_ne_bytes(size))
+}
+
+/// What a descriptor is, as far as it matters for direct I/O.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Details {
+    pub(crate) is_regular: bool,
+    pub(crate) identity: Identity,
+    pub(crate) size: u64,
+    /// What offsets, lengths and addresses of direct I/O have to be multiples of; `None` if the kernel does not say it.
+    /// 0 means that the file takes no direct I/O.
+    pub(crate) alignment: Option<u32>,
+}
+
+/// Device and inode number, which tell two files apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+}
+
+/// The details of a descriptor, with the size that `stat` would show.
+pub(crate) fn details(fd: i32) -> Result<Details, Failure> {
+    const EMPTY_PATH: usize = 0x1000;
+    const BASIC_DIOALIGN: usize = 0x7ff | DIOALIGN as usize;
+    const DIOALIGN: u32 = 0x2000;
+    const S_IFREG: u16 = 0o100_000;
+    let mut found = [0u8; 256];
+    let args = [fd as usize, c"".as_ptr() as usize, EMPTY_PATH, BASIC_DIOALIGN, found.as_mut_ptr() as usize, 0];
+    // SAFETY: a statx is 256 bytes.
+    unsafe { call(numbers::STATX, args)? };
+    let word = |at: usize| u32::from_ne_bytes([found[at], found[at + 1], found[at + 2], found[at + 3]]);
+    let long = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&found[at..at + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    let (memory, offset) = (word(152), word(156));
+    // No memory of this library is aligned to more than a page.
+    let alignment = if memory == 0 || memory > 4096 || offset == 0 { 0 } else { memory.max(offset) };
+    Ok(Details {
+        is_regular: u16::from_ne_bytes([found[28], found[29]]) & 0o170_000 == S_IFREG,
+        identity: Identity { device: u64::from(word(136)) << 32 | u64::from(word(140)), inode: long(32) },
+        size: long(40),
+        alignment: (word(0) & DIOALIGN != 0).then_some(alignment),
+    })
+}
+
+/// The magic number of the file system of a descriptor.
+pub(crate) fn file_system(fd: i32) -> Result<u64, Failure> {
+    let mut found = [0u64; 32];
+    // SAFETY: a statfs is shorter than 256 bytes.
+    unsafe { call(numbers::FSTATFS, [fd as usize, found.as_mut_ptr() as usize, 0, 0, 0, 0])? };
+    Ok(found[0])
+}
+
+/// Whether this open file has a lease on its file (`F_SETLEASE`), which another open would break.
+pub(crate) fn has_lease(fd: i32) -> bool {
+    const GETLEASE: usize = 1025;
+    const UNLOCKED: usize = 2;
+    // SAFETY: no pointer is passed.
+    let lease = unsafe { call(numbers::FCNTL, [fd as usize, GETLEASE, 0, 0, 0, 0]) };
+    lease.is_ok_and(|kind| kind != UNLOCKED)
+}
+
+/// How many bytes of a range are in the kernel's page cache; an error if the kernel does not say it.
+pub(crate) fn cached_bytes(fd: i32, offset: u64, len: u64) -> Result<u64, Failure> {
+    let (range, mut found) = ([offset, len], [0u64; 5]);
+    let args = [fd as usize, range.as_ptr() as usize, found.as_mut_ptr() as usize, 0, 0, 0];
+    // SAFETY: the kernel reads two words and writes five.
+    unsafe { call(numbers::CACHESTAT, args)? };
+    Ok(found[0].saturating_mul(4096))
+}
+
+/// Where a symbolic link leads.
+pub(crate) fn read_link<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> Result<&'a [u8], Failure> {
+    const AT_FDCWD: usize = -100isize as usize;
+    let args = [AT_FDCWD, path.as_ptr() as usize, into.as_mut_ptr() as usize, into.len(), 0, 0];
+    // SAFETY: the kernel writes no more than the buffer holds.
+    let len = unsafe { call(numbers::READLINKAT, args)? };
+    Ok(into.get(..len).unwrap_or_default())
+}
+
+/// Opens a file that exists.
+pub(crate) fn open(path: &core::ffi::CStr, flags: usize) -> Result<Owned, Failure> {
+    const AT_FDCWD: usize = -100isize as usize;
+    // SAFETY: the path ends with 0.
+    unsafe { call(numbers::OPENAT, [AT_FDCWD, path.as_ptr() as usize, flags, 0, 0, 0]) }.map(|fd| Owned(fd as i32))
+}
+
+/// Changes the flags of an open file of this library.
+pub(crate) fn set_flags(file: &Owned, flags: usize) -> Result<(), Failure> {
+    const SETFL: usize = 4;
+    // SAFETY: no pointer is passed.
+    unsafe { call(numbers::FCNTL, [file.0 as usize, SETFL, flags, 0, 0, 0]) }.map(drop)
+}
+
+/// Gives the calling thread an empty table of descriptors of its own.
+pub(crate) fn leave_descriptors() -> Result<(), Failure> {
+    const UNSHARE: usize = 2;
+    // SAFETY: no pointer is passed.
+    unsafe { call(numbers::CLOSE_RANGE, [0, u32::MAX as usize, UNSHARE, 0, 0, 0]) }.map(drop)
+}
+
+/// The id of the calling thread.
+pub(crate) fn own_tid() -> u32 {
+    // SAFETY: no pointer is passed.
+    unsafe { call(numbers::GETTID, [0; 6]) }.map_or(0, |tid| tid as u32)
+}
+
+/// Blocks all signals but those of faults; the signals that were blocked before.
+pub(crate) fn block_signals() -> Result<u64, Failure> {
+    const SETMASK: usize = 2;
+    // SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV and SIGSYS, whose bits are their numbers less one.
+    const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
+    let (mask, mut before) = (!FAULTS, 0u64);
+    let args = [SETMASK, &raw const mask as usize, &raw mut before as usize, size_of::<u64>(), 0, 0];
+    // SAFETY: sets of signals are one word.
+    unsafe { call(numbers::RT_SIGPROCMASK, args) }.map(|_| before)
+}
+
+/// Undoes `block_signals`.
+pub(crate) fn restore_signals(before: u64) {
+    const SETMASK: usize = 2;
+    // SAFETY: as above.
+    let _ = unsafe { call(numbers::RT_SIGPROCMASK, [SETMASK, &raw const before as usize, 0, size_of::<u64>(), 0, 0]) };
+}
+
+/// Waits until a word has another value than `value`; may return earlier.
+pub(crate) fn wait_while(word: &core::sync::atomic::AtomicU32, value: u32) {
+    const WAIT: usize = 0;
+    // SAFETY: the word outlives the call.
+    let _ = unsafe { call(numbers::FUTEX, [word.as_ptr() as usize, WAIT, value as usize, 0, 0, 0]) };
+}
+
+/// Whether a thread of this process exists.
+pub(crate) fn is_thread(tid: u32) -> bool {
+    // SAFETY: no pointer is passed, and no signal is sent.
+    unsafe { call(numbers::TGKILL, [own_pid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
+}
+
+/// Lets other threads run.
+pub(crate) fn give_way() {
+    // SAFETY: no pointer is passed.
+    let _ = unsafe { call(numbers::SCHED_YIELD, [0; 6]) };
+}
+
+/// Memory of this process that children of `fork` find empty.
+pub(crate) fn map_own(bytes: usize) -> Result<usize, Failure> {
+    const WIPE_ON_FORK: usize = 18;
+    const HUGE: usize = 14;
+    const READ_WRITE: usize = 3;
+    const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x2 | 0x20 | 0x4000;
+    // SAFETY: a new mapping, and advice about it.
+    unsafe {
+        let at = call(numbers::MMAP, [0, bytes, READ_WRITE, PRIVATE_ANONYMOUS_NORESERVE, usize::MAX, 0])?;
+        if let Err(e) = call(numbers::MADVISE, [at, bytes, WIPE_ON_FORK, 0, 0, 0]) {
+            let _ = call(numbers::MUNMAP, [at, bytes, 0, 0, 0, 0]);
+            return Err(e);
+        }
+        let _ = call(numbers::MADVISE, [at, bytes, HUGE, 0, 0, 0]);
+        Ok(at)
+    }
 }
 
 const BOOTTIME: usize = 7;

@@ -37,6 +37,8 @@ static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTO
 static WRITERS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 /// The probable position of a descriptor.
 static POSITIONS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+/// Descriptors whose large requests are the kernel's, because the file is in no named folder (`direct`).
+static OUTSIDE: [AtomicBool; DESCRIPTORS] = [const { AtomicBool::new(false) }; DESCRIPTORS];
 static STAMP: AtomicU64 = AtomicU64::new(1);
 /// Answers of mounts, one after the other, that they do not share a file.
 static UNSHARED: AtomicU32 = AtomicU32::new(0);
@@ -200,9 +202,26 @@ fn doubt_all(words: &[AtomicU64], map: usize) {
     }
 }
 
+/// Whether the descriptor was found to be no file of a named folder.
+#[inline]
+pub(crate) fn is_outside(fd: i32) -> bool {
+    usize::try_from(fd).ok().and_then(|fd| OUTSIDE.get(fd)).is_some_and(|place| place.load(Relaxed))
+}
+
+/// The descriptor is no file of a named folder. If the number has just changed its meaning, requests of the new file go
+/// to the kernel, which is slower and not wrong.
+pub(crate) fn note_outside(fd: i32, is_outside: bool) {
+    if let Some(place) = usize::try_from(fd).ok().and_then(|fd| OUTSIDE.get(fd))
+        && place.load(Relaxed) != is_outside
+    {
+        place.store(is_outside, Relaxed);
+    }
+}
+
 /// Called when the number means, or is about to mean, something else.
 #[inline]
 pub fn forget(fd: i32) {
+    note_outside(fd, false);
     for place in word(fd).into_iter().chain(writer(fd)) {
         if place.load(SeqCst) & (KIND | READS) != 0 {
             place.store(unknown(), SeqCst);

@@ -22,7 +22,8 @@ use std::hint::black_box;
 
 /// Bytes of a sample.
 const BYTES: u64 = 128 << 20;
-const PARTS: [&str; 9] = [
+/// The parts of a write, in their order.
+pub const PARTS: [&str; 9] = [
     "copy into the cache",
     "cache management",
     "copy out of the cache",
@@ -36,13 +37,18 @@ const PARTS: [&str; 9] = [
 
 /// Measures both modes at some sizes.
 pub fn run(run: &mut Run) -> Outcome {
-    let remote = Remote::start(&run.dir.join("breakdown"), Way::Unix)?;
-    // One write-back runs at a time: otherwise requests that wait for each other would count as time of the transport.
-    remote.set("writeback.flight_bytes=1M")?;
     let sizes: &[(usize, u64)] = match run.quick {
         true => &[(1 << 20, 0)],
         false => &[(64 << 10, 0), (1 << 20, 0), (1 << 20, 8), (8 << 20, 0)],
     };
+    by_size(run, sizes)
+}
+
+/// Both modes at these sizes, each with the bytes that its calls are longer.
+pub fn by_size(run: &mut Run, sizes: &[(usize, u64)]) -> Outcome {
+    let remote = Remote::start(&run.dir.join("breakdown"), Way::Unix)?;
+    // One write-back runs at a time: otherwise requests that wait for each other would count as time of the transport.
+    remote.set("writeback.flight_bytes=1M")?;
     let mut columns = vec!["write", "us for a MiB"];
     columns.extend(PARTS);
     let mut table = Table::new("Where the time of a write goes (us for a MiB, median; the first with range)", &columns);

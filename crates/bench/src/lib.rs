@@ -11,6 +11,7 @@ pub mod clock;
 pub mod cluster;
 pub mod demo;
 mod embedded;
+mod figures;
 mod fresh;
 mod idle;
 mod kernel;
@@ -113,6 +114,8 @@ enum Workload {
     Ior(workload::ior::Ior),
     /// Make, look at, read and remove many files with several processes, as mdtest does
     Mdtest(workload::mdtest::Mdtest),
+    /// Redraw the figures and tables of the papers on this machine, each with a verdict on its shape
+    Figures(figures::Figures),
     /// One process of a workload
     #[command(hide = true)]
     Rank,
@@ -161,6 +164,7 @@ impl Bench {
         match self.workload.take() {
             Some(Workload::Ior(ior)) => return ior.run(),
             Some(Workload::Mdtest(mdtest)) => return mdtest.run(),
+            Some(Workload::Figures(figures)) => return figures.run(),
             Some(Workload::Rank) => return workload::tasks::serve(),
             None => {}
         }

@@ -117,8 +117,7 @@ impl Mounts {
             let now = control::read_if_any(&self.dirs[0], &format!("user.amphi.tunables.{name}"));
             let now = now.ok().flatten().unwrap_or_default();
             let mut before = self.before.borrow_mut();
-            for was in now.lines().filter_map(|line| line.split(" # ").next()) {
-                let name = was.split('=').next().unwrap_or_default();
+            for (name, was) in assignments(&now) {
                 before.entry(name.to_string()).or_insert_with(|| was.to_string());
             }
         }
@@ -150,10 +149,31 @@ impl Mounts {
     }
 }
 
+/// The assignments of a list of tunables by name, without remarks: behind a value, and lines of their own on what was
+/// learnt.
+fn assignments(list: &str) -> impl Iterator<Item = (&str, &str)> {
+    let lines = list.lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| line.split(" # ").next()).filter_map(|line| Some((line.split_once('=')?.0, line)))
+}
+
 impl Drop for Mounts {
     fn drop(&mut self) {
         // Mounts first: they wait for their servers.
         self.mounts.clear();
         self.servers.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is put back are assignments, and no remark is taken for one. Method: a list with both kinds of
+    /// remarks.
+    #[test]
+    fn remarks_are_no_assignments() {
+        let list = "hybrid.large_read_bytes=4M # default\n# hybrid.large_read_bytes: learnt and in force are 4M alone\n\na.b=1";
+        let found: Vec<_> = assignments(list).collect();
+        assert_eq!(found, [("hybrid.large_read_bytes", "hybrid.large_read_bytes=4M"), ("a.b", "a.b=1")]);
     }
 }

@@ -114,7 +114,7 @@ impl TwoMounts {
 }
 
 /// An MPI library with what is needed to use it.
-struct Library {
+pub struct Library {
     name: &'static str,
     mpi: Mpi,
     shim: PathBuf,
@@ -149,6 +149,33 @@ pub fn run(run: &mut Run) -> Outcome {
     }
     two.stop()?;
     cluster.stop()
+}
+
+/// The first library that is installed.
+///
+/// Errors: none is installed with a compiler, or the cache is not built for it.
+pub fn installed(run: &Run) -> Outcome<Library> {
+    for (name, mpi) in [("openmpi", Mpi::Openmpi), ("mpich", Mpi::Mpich)] {
+        if let Some(found) = library(run, name, mpi)? {
+            return Ok(found);
+        }
+    }
+    Err(Failure::refused("no MPI library with a compiler is installed (mpicc.openmpi, mpicc.mpich)"))
+}
+
+/// The patterns of these names on one mount. The name of the library is returned.
+pub fn on_a_mount(run: &mut Run, library: &Library, names: &[&str]) -> Outcome<&'static str> {
+    let cluster = Cluster::up(&run.dir.join("mpiio-mount"), &[])?;
+    let place = Place { name: "AmphiFS", dir: &cluster.mount, other: None, sides: &SIDES };
+    let before = run.only.take();
+    let compared = names.iter().try_for_each(|name| {
+        run.only = Some((*name).into());
+        compare(run, library, &place)
+    });
+    run.only = before;
+    compared?;
+    cluster.stop()?;
+    Ok(library.name)
 }
 
 /// Compiles the program for a library; none if the library is not there.
@@ -192,7 +219,7 @@ fn once(
         command.args(["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]);
     }
     if let Some(hints) = hints {
-        command.env("AMPHI_MPIIO_HINTS", hints).args(launcher_options(library.mpi, library.shim.as_os_str()));
+        command.env("AMPHI_MPIIO_HINTS", hints).args(launcher_options(library.mpi, library.shim.as_os_str(), None));
         if library.mpi == Mpi::Openmpi {
             command.args(["-x", "AMPHI_MPIIO_HINTS", "-x", "AMPHI_MPIIO_STATS"]);
         }

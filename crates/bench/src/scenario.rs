@@ -13,7 +13,7 @@ mod reasons;
 pub mod small_files;
 pub mod streams;
 pub mod strided;
-mod variant;
+pub mod variant;
 pub mod write_back;
 
 use super::Run;

@@ -1,4 +1,4 @@
-//! The way through a client of this process: no mount, no FUSE.
+//! Access through a client in this process: no mount, no FUSE.
 //!
 //! Owns: starting and ending the client, whose rights calls have, translation of calls to operations of the client.
 //! Does not own: the operations (`client`), paths (`walk`).
@@ -109,7 +109,7 @@ impl Cluster {
         Ok(Cluster { name, client, running: Mutex::new(Some(running)), cred, umask, pid })
     }
 
-    /// Writes everything back and ends the client; what is open of it fails with `ENOTCONN` from then on.
+    /// Writes everything back and ends the client; from then on, calls on its open files fail with `ENOTCONN`.
     ///
     /// Errors: `EIO` if not everything became stable.
     pub(crate) fn close(&self) -> Done<()> {
@@ -117,7 +117,7 @@ impl Cluster {
         running.map_or(Ok(()), Running::stop).map_err(|failure| Fail::new(libc::EIO, failure.text))
     }
 
-    /// Cached data of a client that has ended may be older than later writes of others.
+    /// Data in the cache of an ended client may be older than later writes of others.
     ///
     /// Errors: `ENOTCONN` if it has ended.
     #[inline]
@@ -148,7 +148,7 @@ impl Cluster {
         Hints { kill_suidgid: self.kills(), ..Hints::default() }
     }
 
-    /// Walks a path again if an inode on it has gone meanwhile, once, as the kernel does.
+    /// Walks a path once more if an inode on it has gone meanwhile, as the kernel does.
     fn walked<T>(&self, run: impl Fn(&Ctx) -> Done<T>) -> Done<T> {
         let ctx = self.ctx();
         match run(&ctx) {
@@ -206,7 +206,7 @@ impl Cluster {
                 Found::Absent { dir, name } => (dir, name),
             };
             let made = self.client.create(ctx, dir, &name, perm, wants).wait(None)?;
-            // Another client may have made another object there meanwhile.
+            // Another client may have made another inode of that name meanwhile.
             if made.attr.kind == Kind::File {
                 if !made.created && wants.truncate {
                     self.after_cut(ctx, &made.attr)?;
@@ -231,7 +231,7 @@ impl Cluster {
         Ok(open)
     }
 
-    /// A caller without the right to keep them takes set-user-id and set-group-id away with what it cuts.
+    /// If the caller has no right to keep set-user-id and set-group-id, a truncation removes them as well.
     fn after_cut(&self, ctx: &Ctx, attr: &Attr) -> Done<()> {
         if attr.has_set_id() && self.kills() {
             let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
@@ -246,7 +246,7 @@ impl Cluster {
             if attr.kind != Kind::Dir {
                 return fail(libc::ENOTDIR);
             }
-            // The right to list is requested now, as open(2) does.
+            // The right to list is checked now, as open(2) does it.
             if !ctx.cred.has_access(Kind::Dir, attr.perm, (attr.uid, attr.gid), 4) {
                 self.client.readdir(ctx, attr.ino, 0, 3, false).wait(None)?;
             }
@@ -477,7 +477,7 @@ fn time(time: Timespec) -> AmphiTime {
     AmphiTime { sec: time.sec, nsec: time.nsec, reserved: 0 }
 }
 
-/// Attributes as C sees them.
+/// Attributes in the form that C programs get.
 pub(crate) fn shown(attr: &Attr) -> AmphiStat {
     AmphiStat {
         struct_size: 0,

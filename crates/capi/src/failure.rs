@@ -45,7 +45,7 @@ pub(crate) fn fail<T>(errno: i32) -> Done<T> {
 const TEXT_MAX: usize = 1024;
 
 thread_local! {
-    // In one place for the life of the thread, so that a pointer to an old text shows the new one.
+    // The text stays at one address for the life of the thread, so that a pointer to an old text shows the new one.
     static TEXT: RefCell<[u8; TEXT_MAX]> = const { RefCell::new([0; TEXT_MAX]) };
 }
 
@@ -123,7 +123,7 @@ fn said(payload: &(dyn Any + Send)) -> &str {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }
 
-/// Runs a call: what it returns, or its failure as a negative errno with a text. A panic is `EIO`.
+/// Runs a call, and returns its result, or its failure as a negative errno with a text. A panic is `EIO`.
 #[inline]
 pub(crate) fn border(call: &str, subject: Subject<'_>, run: impl FnOnce() -> Done<i64>) -> i64 {
     match catch_unwind(AssertUnwindSafe(run)) {

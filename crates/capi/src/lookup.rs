@@ -1,4 +1,4 @@
-//! Finding the object of a number, as a call needs it.
+//! Finding the object that a number stands for, for the duration of a call.
 
 use crate::failure::{Done, fail};
 use crate::object::{Dir, File, Fs, Kind, Object};

@@ -3,9 +3,10 @@
 //! Owns: the memory that `amphi_alloc` gives, and lending it to the client for the time of a write. Does not own: when
 //! a write may take it (`cluster`).
 //!
-//! It begins on a page, and on a huge page if it is at least as long as one, so that direct I/O transfers longer
-//! pieces. After `amphi_open_cluster` with a server of this machine, it comes from the memory that is shared with the
-//! server. So a write from it is copied only once, by the server. A child of `fork` does not have that memory at all.
+//! The memory begins on a page, and on a huge page if it is at least as long as one, so that direct I/O transfers
+//! longer pieces. After `amphi_open_cluster` with a server of this machine, the memory comes from the memory that is
+//! shared with the server. So a write from it is copied only once, by the server. A child of `fork` does not have that
+//! memory at all.
 
 use crate::failure::{Done, fail};
 use crate::process::{own, own_or_new};
@@ -31,7 +32,7 @@ type Arenas = RwLock<BTreeMap<usize, Arena>>;
 
 struct Arena {
     len: usize,
-    /// Nothing if it is from the client's buffers, which a server on this machine reads where they lie.
+    /// It is `None` if the memory is from the client's buffers, which a server on this machine can read directly.
     mapped: Option<(usize, usize)>,
 }
 
@@ -101,7 +102,7 @@ pub(crate) fn free(memory: *mut c_void) -> Done<()> {
 pub(crate) struct Lent(Arc<()>);
 
 impl Lent {
-    /// Waits until nobody holds the memory any more: a request that was sent again may do so behind its answer.
+    /// Waits until nobody holds the memory any more: a request that was sent again may hold it even after its answer.
     pub(crate) fn wait(self) {
         while !self.is_back() {
             std::thread::park_timeout(LOOK);
@@ -113,7 +114,7 @@ impl Lent {
     }
 }
 
-/// Bytes as a buffer without a copy, if they lie in memory of `alloc` and are worth it.
+/// The bytes as a buffer without a copy, if they lie in memory of `alloc` and are long enough to gain by that.
 pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
     if bytes.len() < LEND_MIN {
         return None;
@@ -135,8 +136,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
 mod tests {
     use super::*;
 
-    /// Goal: memory is aligned and zeroed, and can be lent only as a whole. The loan ends with the last part of the
-    /// buffer. A second free is refused. Method: each once.
+    /// Goal: memory is aligned and zeroed, and can be passed to the client only as a whole. The loan ends with the last
+    /// part of the buffer. A second free is refused. Method: each of these cases once.
     #[test]
     fn memory_is_lent_and_comes_back() {
         for len in [1, 4096, 4097, 2 << 20, (2 << 20) + 1] {

@@ -1,4 +1,4 @@
-//! The way over a mount of this machine: the kernel's descriptors, and cached reads from memory that the mount shares.
+//! Access over a mount of this machine: the kernel's descriptors, and cached reads from memory that the mount shares.
 //!
 //! Owns: translation of calls to system calls, descriptors that belong to the library. Does not own: the memory and the
 //! rules of reading it (`attach`).
@@ -45,7 +45,7 @@ impl Bytes for Piece {
 
 /// Bytes of all pieces together.
 ///
-/// Errors: `EINVAL` for null pointers and more bytes than an address space has.
+/// Errors: `EINVAL` for null pointers and for more bytes than an address space has.
 pub(crate) fn length(pieces: &[Piece]) -> Done<usize> {
     let sum = pieces.iter().try_fold(0usize, |sum, piece| {
         let is_there = piece.len == 0 || !piece.base.is_null();
@@ -67,7 +67,7 @@ fn inside(path: &CStr) -> Done<CString> {
     CString::new(inner).map_err(|_| Fail { errno: libc::EINVAL, why: None })
 }
 
-/// Where a path begins.
+/// The directory from which a path is resolved.
 #[derive(Clone, Copy)]
 pub(crate) struct Base(pub(crate) c_int);
 
@@ -342,7 +342,7 @@ fn times(set: &AmphiSetattr) -> Done<Option<[libc::timespec; 2]>> {
 
 /// An open file of a mount.
 pub(crate) struct NodeFile {
-    /// There but while it is dropped.
+    /// `Some`, except while the value is being dropped.
     fd: Option<OwnedFd>,
     pub(crate) path: String,
 }
@@ -359,7 +359,7 @@ const fn command(direction: u32, number: u32, size: u32) -> libc::c_ulong {
     (direction << 30 | size << 16 | (b'A' as u32) << 8 | number) as libc::c_ulong
 }
 
-/// As docs/IOCTL.md has them.
+/// The numbers of docs/IOCTL.md.
 const LOCK_AHEAD: libc::c_ulong = command(1, 4, 24);
 const GROUP_LOCK: libc::c_ulong = command(1, 5, 16);
 const GROUP_UNLOCK: libc::c_ulong = command(1, 6, 8);
@@ -393,7 +393,7 @@ impl NodeFile {
         told(unsafe { libc::close(fd) }.into()).map(drop)
     }
 
-    /// Reads what the mount shows in shared memory.
+    /// Reads bytes that the mount shares with programs.
     #[inline]
     pub(crate) fn try_read(&self, pieces: &[Piece], offset: i64) -> Option<usize> {
         // SAFETY: the program vouches for its buffers.

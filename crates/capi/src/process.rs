@@ -19,7 +19,7 @@ pub(crate) struct Own {
     has_cluster: AtomicUsize,
     /// Address of the table of handles.
     pub(crate) registry: AtomicUsize,
-    /// Address of what is known of memory for direct I/O.
+    /// The address of the record of memory for direct I/O.
     pub(crate) arenas: AtomicUsize,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn forked() -> Fail {
 
 /// The state of this process.
 ///
-/// Errors: `EBADF` if there is nothing, `ENOTCONN` in a child of `fork` that has made nothing yet.
+/// Errors: `EBADF` if the process has no objects, `ENOTCONN` in a child of `fork` that has made none yet.
 #[inline]
 pub(crate) fn own() -> Done<&'static Own> {
     match root() {
@@ -68,7 +68,7 @@ pub(crate) fn own_or_new() -> Done<&'static Own> {
         // SAFETY: as above.
         unsafe { madvise(page, PAGE, Advice::LinuxWipeOnFork) }
             .map_err(|_| Fail::new(libc::ENOSYS, "libamphi needs Linux 4.14 or later"))?;
-        // The second thread leaves a page behind.
+        // If two threads get to this point at once, the page of the second one is never freed.
         let _ = ROOT.compare_exchange(0, page as usize, SeqCst, SeqCst);
     }
     if let Some(own) = root() {

@@ -76,8 +76,8 @@ impl Queue {
         })
     }
 
-    /// Takes completions: waits until there are `min`, or until `timeout_ns` have gone by (negative: for ever). Waits
-    /// for no more than are under way.
+    /// Takes completions: waits until there are `min`, or until `timeout_ns` have gone by (negative: for ever). Does
+    /// not wait for more completions than there are requests under way.
     pub(crate) fn take(&self, into: &mut [AmphiCompletion], min: usize, timeout_ns: i64) -> Done<i64> {
         let until_ns = u64::try_from(timeout_ns).ok().map(|ns| Machine.now_ns().saturating_add(ns));
         self.used(|way| {
@@ -91,7 +91,7 @@ impl Queue {
         })
     }
 
-    /// Waits for all that is under way, also for a thread that uses the queue now.
+    /// Waits for all requests under way, and for a thread that uses the queue now.
     pub(crate) fn close(&self) -> Done<()> {
         match &mut *self.0.lock() {
             Way::Cluster(queue) => {
@@ -121,7 +121,7 @@ struct Finished {
     answer: Answer,
 }
 
-/// The client's thread leaves these for the thread that takes completions.
+/// The state that the client's thread shares with the thread that takes completions.
 struct Shared {
     done: ArrayQueue<Finished>,
     /// The number of completions that wakes the waiting thread; 0: none waits.
@@ -131,7 +131,7 @@ struct Shared {
 
 impl Shared {
     fn push(&self, finished: Finished) {
-        // It is large enough for all that may be under way.
+        // It is large enough for all requests that may be under way.
         let _ = self.done.push(finished);
         let need = self.need.load(SeqCst);
         if need != 0
@@ -144,7 +144,7 @@ impl Shared {
     }
 }
 
-/// A request under way. It leaves a completion however it ends.
+/// A request under way. However it ends, it leaves a completion.
 struct Flight {
     shared: Arc<Shared>,
     tag: u64,
@@ -222,13 +222,13 @@ impl ClusterQueue {
             }
         }
         if !running.is_empty() {
-            // Together, so that their answers wake the thread once.
+            // The completions are added together, so that they wake the thread once.
             self.fs.client.spawn(running.for_each(|()| std::future::ready(())));
         }
         taken
     }
 
-    /// Takes what the client's thread has left.
+    /// Takes the completions that the client's thread has added.
     fn drain(&mut self) {
         while let Some(finished) = self.shared.done.pop() {
             self.under_way -= 1;
@@ -290,7 +290,7 @@ fn begun<T: Send + 'static>(
     }
 }
 
-/// What a request moves.
+/// The direction and memory of a request.
 fn moved(request: &AmphiRequest) -> Done<Piece> {
     let len = usize::try_from(request.len).map_err(|_| Fail { errno: libc::EINVAL, why: None })?;
     let piece = Piece { base: request.buffer, len };
@@ -443,7 +443,7 @@ impl NodeQueue {
         };
         let Some(at) = self.free.pop() else { return fail(libc::EAGAIN) };
         self.flights[at] = Some(InRing { tag: request.tag, file, read });
-        // SAFETY: the program leaves the memory alone until it has taken the completion, and the descriptor is held.
+        // SAFETY: the program does not touch the memory until it has taken the completion, and the descriptor is held.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(at as u64)) };
         if pushed.is_err() {
             self.flights[at] = None;

@@ -1,12 +1,13 @@
 //! Numbers for what is open.
 //!
-//! Owns: the numbers, and that the object of a number stays while a call uses it. Does not own: the objects (`object`).
+//! Owns: the numbers, and the guarantee that the object of a number stays while a call uses it. Does not own: the
+//! objects (`object`).
 //!
-//! A number has its place (20 bits), a generation (32 bits) and the kind of its object (4 bits), and is never negative.
-//! A thread that uses a number writes it into a cell of its own, and then checks whether the table still has it. A
-//! close first removes it from the table, and then waits until no cell shows the number (hazard pointers). So a call
-//! takes no lock and writes to no memory that other threads write to. A close waits for the short calls that use the
-//! object itself. Longer calls hold a reference to it.
+//! A number consists of a place (20 bits), a generation (32 bits) and the kind of its object (4 bits), and is never
+//! negative. A thread that uses a number writes it into a cell of its own, and then checks whether the table still has
+//! it. A close first removes it from the table, and then waits until no cell shows the number (hazard pointers). So a
+//! call takes no lock and writes to no memory that other threads write to. A close waits for the short calls that use
+//! the object itself. Longer calls hold a reference to it.
 //!
 //! The table belongs to one process (`process`): a child of `fork` has none of the numbers.
 
@@ -29,13 +30,13 @@ const HANDLES_MAX: usize = 1 << PLACE_BITS;
 
 /// The object of a number.
 struct Place {
-    /// The number that counts; 0: none.
+    /// The number that is valid; 0 means none.
     number: AtomicU64,
     object: UnsafeCell<Option<Object>>,
 }
 
-// SAFETY: the object is written by whoever has taken the place from the free ones or has emptied it and waited for
-// those who use it; otherwise it is only read.
+// SAFETY: the object is written only by a thread that has taken the place from the free ones, or that has emptied it
+// and waited for those who use it; otherwise it is only read.
 unsafe impl Sync for Place {}
 
 /// The table of a process.
@@ -155,14 +156,14 @@ pub(crate) fn with<R>(number: i64, kinds: &[Kind], use_it: impl FnOnce(&Object) 
     if place.number.load(SeqCst) != number {
         return fail(libc::EBADF);
     }
-    // SAFETY: the number counted after this thread had shown that it uses it, so whoever closes it waits.
+    // SAFETY: the number was still valid after this thread had shown that it uses it, so a thread that closes it waits.
     let object = unsafe { (*place.object.get()).as_ref() };
     let done = object.map_or_else(|| fail(libc::EBADF), use_it);
     drop(shown);
     done
 }
 
-/// Which number a thread uses. It is never freed. A thread that ends leaves its cell to another one.
+/// Which number a thread uses. A cell is never freed. When a thread ends, another one uses its cell.
 #[repr(align(128))]
 struct Cell {
     number: AtomicU64,
@@ -266,7 +267,7 @@ mod tests {
 
     fn node() -> Object {
         let path = std::ffi::CString::new("/proc").expect("a path");
-        // Any directory does: nothing is asked of it.
+        // Any directory serves for this, because no file in it is used.
         Object::Fs(Fs::Node(Arc::new(crate::node::Node::unchecked(&path).expect("a directory"))))
     }
 
@@ -274,7 +275,7 @@ mod tests {
         with(number, &[Kind::Fs], |_| Ok(())).map_err(|failed| failed.errno)
     }
 
-    /// Goal: a number is valid from its insertion to its removal, for its kind alone, and is not used again. Method: a
+    /// Goal: a number is valid from its insertion to its removal, only for its kind, and is not used again. Method: a
     /// place that is used many times, numbers that were changed.
     #[test]
     fn numbers_count_once() {
@@ -294,8 +295,8 @@ mod tests {
         }
     }
 
-    /// Goal: an object in use by a thread exists until the thread has finished, whoever removes it. Method: threads use
-    /// numbers that one thread replaces, and each use reads the object twice.
+    /// Goal: an object in use by a thread exists until the thread has finished, even if another thread removes it.
+    /// Method: threads use numbers that one thread replaces, and each use reads the object twice.
     #[test]
     fn objects_stay_while_they_are_used() {
         let registry = registry_or_new().expect("a table");

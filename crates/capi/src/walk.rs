@@ -3,14 +3,14 @@
 //! Owns: symbolic links, `.` and `..`, slashes at the end. Does not own: names and permissions, which the client
 //! requests with the credentials of the caller.
 //!
-//! A path begins at the root if its first byte is a slash, as does the target of a symbolic link, and otherwise at the
-//! directory that it is given with. No path leads above the root.
+//! A path begins at the root if its first byte is a slash, and otherwise at the directory that it is passed with. The
+//! same is true of the target of a symbolic link. No path leads above the root.
 
 use crate::failure::{Done, fail};
 use amphi_client::{Client, Ctx};
 use amphi_types::{Attr, Errno, Ino, Kind};
 
-/// Longest path, with its zero byte; as the kernel has it.
+/// Longest path, including its NUL byte, as in the kernel.
 const PATH_MAX: usize = 4096;
 /// Symbolic links that are followed on the way of one path.
 const LINKS_MAX: usize = 40;
@@ -20,7 +20,7 @@ const LINKS_MAX: usize = 40;
 pub(crate) enum Last {
     /// A name in a directory.
     Name { dir: Ino, name: Vec<u8>, slash: bool },
-    /// `.` or `/`, which is a directory without a name here.
+    /// `.` or `/`: a directory without a name here.
     Dot(Ino),
     /// `..`.
     DotDot(Ino),
@@ -131,7 +131,7 @@ pub(crate) fn last(client: &Client, ctx: &Ctx, base: Ino, path: &[u8]) -> Done<L
     Walk::new(client, ctx, base, path)?.last()
 }
 
-/// What a path shows.
+/// The object to which a path leads.
 pub(crate) fn end(client: &Client, ctx: &Ctx, base: Ino, path: &[u8], follow: bool) -> Done<Attr> {
     Walk::new(client, ctx, base, path)?.end(follow)
 }

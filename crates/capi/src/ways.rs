@@ -1,10 +1,10 @@
-//! The two ways to what can be open: through a client of this process, and over a mount.
+//! Both kinds of open objects: those of a client in this process, and those over a mount.
 
 use crate::cluster::{Cluster, ClusterDir, ClusterFile};
 use crate::node::{Node, NodeDir, NodeFile};
 use std::sync::Arc;
 
-/// A file system: one of two ways to it.
+/// A file system: by a client in this process, or over a mount.
 #[derive(Clone)]
 pub(crate) enum Fs {
     Cluster(Arc<Cluster>),

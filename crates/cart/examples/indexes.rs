@@ -1,4 +1,4 @@
-//! Compares indexes of names: bytes of memory a name, and time to insert, find and remove one.
+//! Compares indexes of names: bytes of memory for each name, and the time to insert, find and remove one.
 //!
 //! `cargo run --release -p amphi-cart --features compare --example indexes -- [ROUNDS [NAMES]]` prints a table for each
 //! set of names. Names are inserted in their own order, and found and removed in a random one. Times are processor
@@ -30,7 +30,7 @@ fn taken(layout: Layout) -> usize {
     (layout.size() + 8).next_multiple_of(16).max(32)
 }
 
-// SAFETY: every call goes to the system's allocator with the arguments that it came with.
+// SAFETY: every call is passed to the system's allocator with its own arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ASKED.fetch_add(layout.size(), Relaxed);
@@ -55,9 +55,9 @@ static COUNTING: Counting = Counting;
 struct Names {
     what: &'static str,
     bytes: Vec<u8>,
-    /// Where a name begins, its length, and its directory.
+    /// Offset of each name in the text, its length, and its directory.
     places: Vec<(u32, u8, u32)>,
-    /// The number of each name in the first order, if this is another one.
+    /// The number of each name in the original order, if the present order is another one.
     values: Vec<u32>,
     /// Whether the directory is a part of the key of an index that knows no directories.
     dirs: bool,
@@ -69,7 +69,7 @@ const DIR_BYTES: usize = 4;
 struct Key<'a> {
     dir: u64,
     name: &'a [u8],
-    /// The key of the name in an index without directories, without and with NUL behind it.
+    /// The key of the name in an index without directories; the two forms end without and with NUL.
     whole: &'a [u8],
     c_str: &'a CStr,
     value: u64,
@@ -88,8 +88,8 @@ impl Names {
         self.bytes.push(0);
     }
 
-    /// The same names in another order, of positions and of memory. The name that a server looks for is in the
-    /// processor's cache, because a request has just brought it.
+    /// The same names in another order, of positions and of memory. The searched name is in the processor's cache, as
+    /// on a server, where a request has just brought it.
     fn reordered(&self, order: &[u32]) -> Names {
         let mut names = Names::new(self.what, self.dirs);
         for at in order {
@@ -106,7 +106,7 @@ impl Names {
         let from = if self.dirs { begin - DIR_BYTES } else { begin };
         // SAFETY: `add` put one NUL behind the name, and names have none.
         let c_str = unsafe { CStr::from_bytes_with_nul_unchecked(&self.bytes[from..=end]) };
-        // The numbers of inodes that a target gives out one after the other, and the kind of each.
+        // Numbers as a target assigns them to inodes, one after the other, and the kind of each inode.
         let value = (100_000_000 + self.values.get(at).map_or(at as u64, |value| u64::from(*value))) << 3;
         Key { dir: dir.into(), name: &self.bytes[begin..end], whole: &self.bytes[from..end], c_str, value }
     }
@@ -220,7 +220,7 @@ impl Index for AdaptiveRadixTree<VectorKey, u64> {
     }
 }
 
-/// congee has keys of 8 bytes, so these are hashes, and the names lie beside it.
+/// congee has keys of 8 bytes, so the keys are hashes, and the names are stored beside it.
 struct Hashed {
     tree: Congee<usize, usize>,
     names: Vec<(Box<[u8]>, u64)>,
@@ -354,7 +354,7 @@ fn compare(names: &Names, rounds: usize) {
     }
 }
 
-/// Adds the names below a folder, each directory's in the order in which the kernel lists them.
+/// Adds the names below a folder, for each directory in the order in which the kernel lists them.
 fn collect(folder: &Path, dirs: &mut u32, add: &mut impl FnMut(u32, &[u8])) {
     use std::os::unix::ffi::OsStrExt;
     let mut todo = vec![folder.to_path_buf()];

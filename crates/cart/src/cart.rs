@@ -15,7 +15,7 @@ pub struct Cart {
     pub(crate) len: u64,
 }
 
-/// Where the address of a node is kept.
+/// The place where the address of a node is stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// The address is in the table of directories, at this index.
@@ -59,12 +59,12 @@ impl Cart {
         self.len
     }
 
-    /// Whether there is no name in any directory.
+    /// Returns whether there is no name in any directory.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The directories that have names, ascending. Takes memory and time for all of them.
+    /// The directories that have names, ascending. The function takes memory and time in proportion to all of them.
     pub fn dirs(&self) -> Vec<u64> {
         let mut dirs: Vec<u64> = self.roots.iter().map(|root| root.dir).collect();
         dirs.sort_unstable();
@@ -86,7 +86,7 @@ impl Cart {
         self.slabs.bytes() + self.roots.bytes()
     }
 
-    /// Whether any one name can be inserted. It can until 16 GiB of nodes are in use.
+    /// Returns whether any one name can be inserted. This is possible until 16 GiB of nodes are in use.
     pub fn has_room(&self) -> bool {
         self.slabs.has_room()
     }
@@ -107,7 +107,7 @@ impl Cart {
         }
     }
 
-    /// Ensures that a node's block has room for `shape`, and returns the node's address, which may be another one.
+    /// Ensures that a node's block has room for `shape`, and returns the node's address, which may have changed.
     pub(crate) fn make_room(&mut self, place: Place, address: u32, shape: Shape) -> u32 {
         let needed = shape.bytes();
         if needed <= self.slabs.size(address) {

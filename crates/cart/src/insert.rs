@@ -2,8 +2,9 @@
 //!
 //! Owns: how a tree grows. Does not own: the layout of a node (`node`).
 //!
-//! The search for the name ends in one of three ways. The name leaves a node's prefix: the node is split. A new name
-//! that has no entry at its key gets one. Its key has a leaf of a shorter name: a node for both takes the leaf's place.
+//! The search for the name ends in one of three ways. The name leaves a node's prefix: the node is split. If a new name
+//! has no entry at its key, it gets one. If there is a leaf of a shorter name at its key, a node for both names takes
+//! the leaf's place.
 
 use crate::Cart;
 use crate::cart::Place;

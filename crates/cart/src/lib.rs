@@ -1,4 +1,4 @@
-//! A compact adaptive radix tree: the names of directories, and a number for each.
+//! A compact adaptive radix tree: it contains the names of directories, and a number for each name.
 //!
 //! Owns: the trees, a table from directory to tree, and their memory. Does not own: what directories and numbers mean.
 //!
@@ -13,8 +13,8 @@
 //!   is a *tail* with one leaf, the last byte of the only name below it.
 //! * No call recurses. A walk keeps one frame for each node on its way, and each node takes at least one byte of a
 //!   name, so that there are at most 255.
-//! * `bytes` is exactly what was taken from the allocator. Memory of removed names is used for other names, and an
-//!   empty slab of 16 KiB is returned.
+//! * `bytes` is exactly the number of bytes that the allocator gave. Memory of removed names is used for other names,
+//!   and an empty slab of 16 KiB is returned.
 //! * An address has 32 bits, for 16 GiB of nodes. `has_room` says in time when they end.
 //!
 //! The number that drove the design: an entry of a hash table with a boxed name costs 59 to 84 bytes. Consecutive names

@@ -20,7 +20,7 @@
 //! processor's cache. The keys of leaves and links are one array, which one search covers. The prefix becomes shorter
 //! or longer within the block, and the following parts are moved.
 //!
-//! Edits are in place: their callers have made room.
+//! All edits are in place: the callers have made room before.
 
 use crate::search;
 
@@ -100,7 +100,7 @@ pub(crate) struct Padded {
 }
 
 impl Padded {
-    /// `None` if the bytes are no name.
+    /// Returns `None` if the bytes are no name.
     #[inline]
     pub(crate) fn new(name: &[u8]) -> Option<Padded> {
         if name.is_empty() || name.len() > NAME_MAX {
@@ -117,13 +117,13 @@ impl Padded {
         self.bytes[at]
     }
 
-    /// Whether the name ends with the key at a place, or in front of it if the key is 0.
+    /// Returns whether the name ends with the key at a place, or in front of it if the key is 0.
     #[inline]
     pub(crate) fn ends(&self, at: usize) -> bool {
         at == self.len || at + 1 == self.len && self.bytes[at] != 0
     }
 
-    /// What follows a place.
+    /// The bytes of the name behind a position.
     #[inline]
     pub(crate) fn rest(&self, at: usize) -> &[u8] {
         &self.bytes[at..self.len]
@@ -158,15 +158,15 @@ impl<'a> Node<'a> {
         &self.bytes[HEAD..self.shape.keys_at()]
     }
 
-    /// Whether a name continues with the prefix at a place.
+    /// Returns whether a name continues with the prefix at a position.
     #[inline(always)]
     pub(crate) fn has_prefix(&self, name: &Padded, at: usize) -> bool {
         let len = self.shape.prefix;
         if len > WORD {
             return self.has_long_prefix(name, at);
         }
-        // Both names are compared as words, of which only the first `len` bytes count. A name has NUL behind its end,
-        // and a prefix has none.
+        // Both names are compared as words, of which only the first `len` bytes count. A name has NUL bytes behind its
+        // end, and a prefix has none.
         let differ = word(self.bytes, HEAD) ^ word(&name.bytes, at);
         len == 0 || differ << (64 - 8 * len) == 0
     }
@@ -242,7 +242,7 @@ impl<'a> NodeMut<'a> {
         self.bytes[HEAD..HEAD + prefix.len()].copy_from_slice(prefix);
     }
 
-    /// Makes the block a copy of another one.
+    /// Makes the block a copy of another block.
     pub(crate) fn copy(&mut self, other: &[u8]) {
         let len = Shape::of(other).bytes();
         self.bytes[..len].copy_from_slice(&other[..len]);
@@ -335,7 +335,7 @@ impl<'a> NodeMut<'a> {
         self.bytes[at..at + LINK].copy_from_slice(&address.to_le_bytes());
     }
 
-    /// Removes a leaf. The last one takes its place.
+    /// Removes a leaf. The last leaf takes its place.
     pub(crate) fn remove_leaf(&mut self, leaf: usize) {
         let from = self.shape();
         let to = Shape { leaves: from.leaves - 1, ..from };
@@ -349,7 +349,7 @@ impl<'a> NodeMut<'a> {
         self.keep(to);
     }
 
-    /// Removes a link. The last one takes its place.
+    /// Removes a link. The last link takes its place.
     pub(crate) fn remove_link(&mut self, link: usize) {
         let from = self.shape();
         let to = Shape { links: from.links - 1, ..from };

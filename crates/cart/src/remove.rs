@@ -1,6 +1,6 @@
 //! Removing a name.
 //!
-//! Owns: how a tree shrinks, so that its form depends on its names alone. Does not own: the layout of a node (`node`).
+//! Owns: how a tree shrinks so that its shape depends only on its names. Does not own: the layout of a node (`node`).
 
 use crate::Cart;
 use crate::cart::Place;
@@ -57,7 +57,7 @@ impl Cart {
             self.settle(way, address);
             return Some(value);
         }
-        // A tail goes with its name, and the node above loses the link to it.
+        // A tail is removed together with its name, and the node above loses its link to the tail.
         self.slabs.free(address);
         match way.place {
             Place::Root(root) => self.roots.remove(root),

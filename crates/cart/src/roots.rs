@@ -2,10 +2,10 @@
 //!
 //! Owns: this hash table. Does not own: the trees.
 //!
-//! The table has open addresses with linear probing, and a removal moves later entries back, so that it needs no marks
-//! of removed ones. The table grows and shrinks by a quarter, since a table that doubles is half empty on the average
-//! after it has grown. Numbers of directories are given out by the server, not chosen by users, so the hash is one
-//! multiplication.
+//! The table uses open addressing with linear probing, and a removal moves later entries back, so that no marks of
+//! removed entries are needed. The table grows and shrinks by a quarter, since a table that doubles is half empty on
+//! the average after it has grown. Numbers of directories are given out by the server, not chosen by users, so the hash
+//! is one multiplication.
 
 use crate::slab::NONE;
 
@@ -13,7 +13,7 @@ use crate::slab::NONE;
 const FULL: (usize, usize) = (13, 16);
 /// Fewest entries, before the table shrinks: 8 of 16 places.
 const EMPTY: (usize, usize) = (8, 16);
-/// Places of the smallest table.
+/// The number of places of the smallest table.
 const PLACES_MIN: usize = 8;
 
 /// A directory that has names.
@@ -52,7 +52,7 @@ impl Roots {
     #[inline]
     fn home(&self, dir: u64) -> usize {
         let mixed = (dir ^ dir >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // The upper half of the product lies evenly within the places, whatever their number.
+        // The upper half of the product is spread evenly over the places, whatever their number.
         ((u128::from(mixed) * self.places.len() as u128) >> 64) as usize
     }
 
@@ -71,7 +71,7 @@ impl Roots {
         at
     }
 
-    /// The place of a directory that has names. It is its place until the table is changed.
+    /// The place of a directory that has names. The result is valid until the table is changed.
     #[inline]
     pub(crate) fn find(&self, dir: u64) -> Option<usize> {
         if self.len == 0 {
@@ -90,7 +90,7 @@ impl Roots {
         &mut self.places[place]
     }
 
-    /// Adds a directory that is not there.
+    /// Adds a directory that is not in the table.
     pub(crate) fn insert(&mut self, root: Root) {
         if (self.len + 1) * FULL.1 > self.places.len() * FULL.0 {
             self.resize(self.places.len() + self.places.len() / 4);

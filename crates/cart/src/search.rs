@@ -1,6 +1,6 @@
 //! Searching a byte among the keys of a node: 16 at a time where the processor can.
 //!
-//! Owns: the search, in a form for x86-64 and a portable one. Does not own: what the keys mean (`node`).
+//! Owns: the search, in one form for x86-64 and in a portable form. Does not own: what the keys mean (`node`).
 //!
 //! Every x86-64 processor has SSE2, so nothing has to be detected. The portable form compares eight keys in a `u64`.
 //! Tests compare both, and Miri runs the portable one.
@@ -8,8 +8,8 @@
 /// Keys that one step compares.
 const STEP: usize = 16;
 
-/// The place of `key` among the first `count` of `keys`, which are different. Behind the last of them, `keys` must have
-/// 16 bytes more.
+/// The place of `key` among the first `count` of `keys`, which are different. `keys` must be followed by 16 more
+/// readable bytes.
 #[inline]
 pub(crate) fn position(keys: &[u8], count: usize, key: u8) -> Option<usize> {
     let mut at = 0;
@@ -46,7 +46,7 @@ fn equal(bytes: &[u8; STEP], key: u8) -> u32 {
     equal_portable(bytes, key)
 }
 
-/// As `equal`, without instructions of a processor.
+/// Works as `equal`, without vector instructions.
 #[cfg(any(not(target_arch = "x86_64"), miri, test))]
 #[inline]
 fn equal_portable(bytes: &[u8; STEP], key: u8) -> u32 {

@@ -2,13 +2,14 @@
 //!
 //! Owns: which blocks are in use, and the memory. Does not own: what is in a block (`node`).
 //!
-//! A slab is one piece of memory of at most 16 KiB with blocks of one size. An address is the number of the slab and,
-//! in units of 4 bytes, the place of the block in it. The slab may be moved while it grows, because addresses are no
-//! pointers. The free blocks of a slab are a list within these blocks, and the slabs of one size that have a free block
-//! are a list as well, so that allocating and freeing take constant time. A slab whose last block is freed is returned.
+//! A slab is one piece of memory of at most 16 KiB with blocks of one size. An address consists of the number of the
+//! slab and the place of the block in it, in units of 4 bytes. The slab may be moved while it grows, because addresses
+//! are no pointers. The free blocks of a slab are a list within these blocks, and the slabs of one size that have a
+//! free block are a list as well, so that allocating and freeing take constant time. A slab whose last block is freed
+//! is returned.
 //!
-//! Invariants: each slab that is not full is in the list of its size. Behind the last block of a slab there are
-//! `READ_PAST` more bytes, so that a reader may load a whole vector at any byte of a block.
+//! Invariants: each slab that is not full is in the list of its size. Each slab ends with `READ_PAST` additional bytes,
+//! so that a reader may load a whole vector at any byte of a block.
 //!
 //! The number that drove the design: a general allocator adds 8 to 16 bytes to each of its pieces, and a node of ten
 //! names has about 60.
@@ -31,7 +32,7 @@ const SLABS_FOR_A_CHANGE: usize = 4;
 const BLOCK_MIN: usize = 12;
 /// Largest block: a node with 255 values of 8 bytes and the longest prefix fits.
 pub(crate) const BLOCK_MAX: usize = 2560;
-/// Up to here, sizes of blocks are 4 bytes apart. Beyond, they grow by an eighth.
+/// Up to this size, sizes of blocks are 4 bytes apart. Larger sizes grow by an eighth.
 const FINE_BYTES: usize = 128;
 /// Number of sizes.
 const CLASSES: usize = 55;
@@ -86,7 +87,7 @@ struct Slab {
     size: u16,
     /// Blocks in use.
     used: u16,
-    /// First free block plus one, and 0 for none. A free block begins with the next one in the same form.
+    /// First free block plus one; 0 if no block is free. A free block begins with the next one in the same form.
     free: u16,
     /// Neighbours in the list of slabs with free blocks, or the next number of a slab that does not exist.
     next: u32,
@@ -149,12 +150,12 @@ impl Slabs {
         self.bytes + self.slabs.capacity() * size_of::<Slab>()
     }
 
-    /// Whether there are addresses for any one change of a tree.
+    /// Returns whether there are addresses for any one change of a tree.
     pub(crate) fn has_room(&self) -> bool {
         self.count + SLABS_FOR_A_CHANGE <= SLABS_MAX
     }
 
-    /// A block and what is readable behind it.
+    /// A block and the readable bytes behind it.
     #[inline]
     pub(crate) fn block(&self, address: u32) -> &[u8] {
         &self.slabs[(address >> OFFSET_BITS) as usize].bytes[offset(address)..]

@@ -15,7 +15,8 @@ struct Frame {
     key: Option<u8>,
 }
 
-/// The names of a directory and their values, in the order of their bytes. It lends each name, so it is no `Iterator`.
+/// The names of a directory and their values, in the order of their bytes. The iterator lends each name, so it cannot
+/// be an `Iterator`.
 #[derive(Debug)]
 pub struct Walk<'a> {
     slabs: &'a Slabs,
@@ -34,7 +35,7 @@ impl<'a> Walk<'a> {
 
     /// Calls `visit` for all names, in the order in which nodes have their entries.
     pub(crate) fn for_each(mut self, mut visit: impl FnMut(&[u8], u64)) {
-        // The remaining work of a node: the links from this one on. Leaves are visited when the node is entered.
+        // The work that remains for a node: its links from this one on. Leaves are visited when the node is entered.
         let mut links = Vec::with_capacity(self.frames.len());
         if let Some(frame) = self.frames.last() {
             Self::leaves(self.slabs, frame, &mut self.name, &mut visit);

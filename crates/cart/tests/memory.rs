@@ -16,7 +16,7 @@ fn count(bytes: isize) {
     let _ = BYTES.try_with(|all| all.set(all.get() + bytes));
 }
 
-// SAFETY: every call goes to the system's allocator with the arguments that it came with.
+// SAFETY: every call is passed to the system's allocator with its own arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);

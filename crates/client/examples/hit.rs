@@ -204,7 +204,7 @@ fn stream(client: &Client) {
             let file = client.create(&ctx, Ino::ROOT, b"f", 0o644, flags).wait(None).expect("create").file;
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             client.setattr(&ctx, file.ino(), set, Some(&file)).wait(None).expect("truncate");
-            // A direct stream pays a hop for each request: fewer bytes show it as well.
+            // A direct stream pays a hop for each request, so a smaller number of bytes is enough to measure it.
             let total = if direct && size < 1 << 20 { STREAM / 32 } else { STREAM };
             let bytes = vec![1; size as usize];
             let hints = Hints::default();

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use crate::policy::readers::Pieces;
 use crate::telemetry::jobs::{JOB_VARIABLES, JobName};
 
-/// Time for the half that has no environment. It is the same clock as the environment of the I/O half has, so that the
-/// simulator controls the time of both halves.
+/// Time for the half that has no environment. It is the clock that the environment of the I/O half also uses, so that
+/// the simulator controls the time of both halves.
 pub trait Clock: Send + Sync + 'static {
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
-    /// Nanoseconds of a clock that also runs while the machine sleeps. It is for rights that expire at the server after
-    /// some time and must not be used longer here. The simulator's machines do not sleep.
+    /// Nanoseconds of a clock that also runs while the machine sleeps. This clock is for rights that expire at the
+    /// server after some time and must not be used longer here. The simulator's machines do not sleep.
     fn boot_ns(&self) -> u64 {
         self.now_ns()
     }
@@ -142,7 +142,7 @@ pub enum NameShows {
 }
 
 impl NameShows {
-    /// The kind of result for these attributes, or for none.
+    /// The kind of result for these attributes; `None` stands for an absent name.
     pub fn of(attr: Option<&Attr>) -> NameShows {
         match attr {
             Some(attr) if attr.kind == Kind::Dir => NameShows::Directory(attr.ino),
@@ -157,7 +157,7 @@ impl NameShows {
 pub struct LentName {
     /// The directory that contains the name.
     pub dir: Ino,
-    /// The name itself.
+    /// Only the entry of the name itself.
     pub name: Box<[u8]>,
     /// The inode to which the name leads.
     pub shows: NameShows,
@@ -181,19 +181,19 @@ pub trait KernelPages: Send + Sync + 'static {
     /// dropped.
     fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// As `drop_pages`, for a write that replaces bytes in pages. Both may run concurrently. This one may wait for
-    /// reads that wait for extent locks, and `drop_pages` never does.
+    /// Works as `drop_pages`, for a write that replaces bytes in pages. Both functions may run concurrently. This
+    /// function may wait for reads that wait for extent locks, and `drop_pages` never does.
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
     /// Drops the attributes of an inode; the kernel ignores answers to earlier requests. Returns false if the front end
-    /// does not know the inode. An answer that makes it known may then still be on its way. It does not wait. A front
-    /// end that caches no attributes need not implement it.
+    /// does not know the inode. An answer that makes it known may then still be on its way. The function does not wait.
+    /// A front end that caches no attributes need not implement it.
     fn drop_attributes(&self, _: Ino) -> bool {
         true
     }
 
-    /// Whether the size that the front end uses is one that it has received since the last invalidation. If not, it may
-    /// not serve reads of files that other mounts may extend.
+    /// Returns whether the size that the front end uses is one that it has received since the last invalidation. If
+    /// not, it may not serve reads of files that other mounts may extend.
     fn follows_sizes(&self) -> bool {
         true
     }
@@ -206,17 +206,18 @@ pub trait KernelPages: Send + Sync + 'static {
 
     /// Another mount has moved a directory to `name` in `dir`, or removed it there. A front end that keeps directories
     /// at the places where they were shown then looks the name up. `done` is called on any thread when that is done, or
-    /// when it cannot be done at once. It does not wait.
+    /// when it cannot be done at once. The function does not wait.
     fn show_directory(&self, _: Ino, _dir: Ino, _name: &[u8], done: Box<dyn FnOnce() + Send>) {
         done();
     }
 
-    /// Drops cached listings of open directories, because other mounts may change them from now on. It does not wait.
+    /// Drops cached listings of open directories, because other mounts may change them from now on. The function does
+    /// not wait.
     fn drop_listings(&self) {}
 }
 
-/// Closes of descriptors, as a front end learns of them. It may learn of a close before it may release the locks of the
-/// open file.
+/// Closes of descriptors, as a front end learns of them. A front end may learn of a close earlier than of the moment
+/// when it may release the locks of the open file.
 pub trait Closes: Send + Sync + 'static {
     /// If descriptors are being closed through which locks on the file were taken, `done` is called on any thread when
     /// these locks have been released. Returns the number of the wait.
@@ -271,7 +272,7 @@ impl OpenFlags {
     };
     /// Write only.
     pub const WRITE: OpenFlags = OpenFlags { read: false, write: true, ..OpenFlags::READ };
-    /// Both.
+    /// Open for reading and writing.
     pub const READ_WRITE: OpenFlags = OpenFlags { write: true, ..OpenFlags::READ };
 
     /// The access modes and flags of an open, from the flags of Linux' open.
@@ -315,7 +316,8 @@ pub struct Hints {
     pub stable: bool,
 }
 
-/// The place of a write in the file. What a front end knows of the call takes precedence over how the file was opened.
+/// The place of a write in the file. The front end's knowledge about the call takes precedence over how the file was
+/// opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteTo {
     /// The write goes to the offset of the call, or to the end of the file if the file was opened to append.
@@ -325,11 +327,12 @@ pub enum WriteTo {
     Offset,
     /// The write goes to the end of the file.
     End,
-    /// The write goes to the end of the file; the front end knows the end as long as no other mount has ever existed.
-    /// Until then the write goes to its offset, which is the end, or was meant to be.
+    /// The write is made at the end of the file; the front end knows the end as long as no other mount has ever
+    /// existed. Until then the write is made at its offset, which is the end of the file, or was the end when the
+    /// kernel chose it.
     KnownEnd,
-    /// The write goes to the offset of the call, and only if that is the end of the file. If it is not, or if the end
-    /// is not known, `try_write` writes nothing.
+    /// The write is made at the offset of the call, and only if that is the end of the file. If it is not, or if the
+    /// end is not known, `try_write` writes nothing.
     OffsetAtEnd,
 }
 
@@ -351,7 +354,7 @@ pub struct Dirent {
 /// Part of a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// In order of cookies.
+    /// The entries, in the order of their cookies.
     pub entries: Vec<Dirent>,
     /// Whether the directory has no more entries after these.
     pub end: bool,
@@ -393,7 +396,7 @@ pub enum Fallocate {
 }
 
 impl Fallocate {
-    /// From the mode of Linux' fallocate; `None` for modes that are not supported.
+    /// From the mode argument of Linux' fallocate; `None` for modes that are not supported.
     pub fn from_linux(mode: u32) -> Option<Fallocate> {
         match mode {
             0 => Some(Fallocate::Allocate),

@@ -69,8 +69,8 @@ impl Client {
         TABLE
     }
 
-    /// How many bytes of memory should be touched before the cache uses them (`cache.populate_bytes`). `None` when the
-    /// client has ended. For `env::real::keep_populated`.
+    /// Returns how many bytes of memory should be touched before the cache uses them (`cache.populate_bytes`). Returns
+    /// `None` when the client has ended. For `env::real::keep_populated`.
     pub fn memory_ahead(&self) -> impl Fn() -> Option<usize> + Send + 'static {
         let mount = Arc::downgrade(&self.mount);
         move || {
@@ -81,7 +81,7 @@ impl Client {
             mount.policy.look_at_memory();
             let mut bytes = mount.first_cache_bytes();
             if mount.policy.growth.is_dear() {
-                // The cache reuses its memory: only what it may take beyond that is touched ahead.
+                // The cache reuses its memory, so only memory that it may take in addition is touched ahead.
                 bytes = bytes.min(mount.cache_bytes().saturating_sub(mount.cache.used_bytes()));
             }
             Some(usize::try_from(bytes).unwrap_or(usize::MAX))
@@ -99,25 +99,27 @@ impl Client {
         sharing::rule_for_front(&self.mount)
     }
 
-    /// The timeout that a front end may give to answers to requests that it sent under `rule`. There is none unless
-    /// this mount has been in sole mode since. The result has to be dropped when the answer has been given.
+    /// The timeout that a front end may give to answers to requests that it sent under `rule`. The result is `None`
+    /// unless this mount has been in sole mode all the time since. The result has to be dropped when the answer has
+    /// been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
         sharing::lend(&self.mount, rule)
     }
 
     /// In shared mode: the timeout for these attributes, which the front end is about to give as an answer. The front
-    /// end is told before they change (`KernelPages::drop_attributes`).
+    /// end is informed before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
         tokens::lend_attributes(&self.mount, attr)
     }
 
     /// The export of an open file, in which programs on this machine read cached bytes of it; `make` makes one for a
-    /// length in bytes. `None` if reads of this open file have to be system calls. From now on `show` fills the export.
+    /// length in bytes. Returns `None` if reads of this open file have to be system calls. From now on `show` fills the
+    /// export.
     pub fn export(&self, file: &OpenFile, make: impl FnOnce(u64) -> Option<Arc<Export>>) -> Option<Arc<Export>> {
         exports::export(&self.mount, file, make)
     }
 
-    /// The export of a file was given up, so its memory goes as far as this mount has it.
+    /// The export of a file was given up, so this mount drops its part of the export's memory.
     pub fn unexport(&self, ino: Ino) {
         exports::unexport(&self.mount, ino);
     }
@@ -139,18 +141,19 @@ impl Client {
         exports::lease_end_ns(&self.mount)
     }
 
-    /// How much memory exports may take.
+    /// Returns how much memory exports may take.
     pub fn exports_max_bytes(&self) -> u64 {
         self.mount.tunables.get(Tunable::SharedBytes)
     }
 
-    /// Whether a front end that is able to do so should cache names by walks of its own (`known_name`, `lend_name`).
+    /// Returns whether a front end that is able to do so should cache names by walks of its own (`known_name`,
+    /// `lend_name`).
     pub fn lends_names(&self) -> bool {
         self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
     }
 
-    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. Answers
-    /// only from what is known under tokens, so that the call never waits; `None` if that is not sufficient.
+    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. The answer
+    /// uses only what is cached under tokens, so that the call never waits; it is `None` if that is not sufficient.
     pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Result<Attr>> {
         let name = Name::new(name.to_vec()).ok()?;
         let known = lent_names::known(&self.mount, dir, &name)?;
@@ -159,12 +162,12 @@ impl Client {
     }
 
     /// In shared mode: the timeout for a name, which the front end is about to give as an answer to its own lookup
-    /// thread. The front end is told when the name changes (`KernelPages::take_names`), and the change waits for it.
+    /// thread. When the name changes, the front end is called (`KernelPages::take_names`), and the change waits for it.
     pub fn lend_name(&self, lent: &LentName) -> Duration {
         lent_names::lend(&self.mount, lent)
     }
 
-    /// Whether a front end has this name.
+    /// Returns whether a front end has this name.
     pub fn is_name_lent(&self, dir: Ino, name: &[u8], shows: NameShows) -> bool {
         self.mount.coherence.tokens.names.is_any_noted()
             && Name::new(name.to_vec()).is_ok_and(|name| lent_names::is_lent(&self.mount, dir, &name, shows))
@@ -179,8 +182,7 @@ impl Client {
         lent_names::absent(&self.mount, dir, &Name::new(name.to_vec()).ok()?)
     }
 
-    /// The front end has shown that nothing is cached under that timeout any more, so the front end need not invalidate
-    /// it.
+    /// The front end has shown that nothing is cached under that timeout any more, so it need not invalidate the name.
     pub fn absent_loan_is_over(&self, dir: Ino, name: &[u8], loan: u64) {
         if let Ok(name) = Name::new(name.to_vec()) {
             lent_names::is_over(&self.mount, dir, &name, loan);
@@ -197,7 +199,7 @@ impl Client {
         tokens::attr(&self.mount, ino).or_else(|| shards::known(&self.mount, ino))
     }
 
-    /// Whether the names of a directory are known to lie in shards.
+    /// Returns whether the names of a directory are known to lie in shards.
     pub fn has_shards(&self, dir: Ino) -> bool {
         self.mount.coherence.shards.has(dir)
     }
@@ -208,7 +210,7 @@ impl Client {
     }
 
     /// For how long a front end may use a listing that it read when the directory had these attributes. The time is
-    /// zero unless the directory still has the same attributes. In sole mode, the time is that of the attributes of the
+    /// zero unless the directory still has the same attributes. In sole mode, the time is that of the attributes in the
     /// entries.
     pub fn lend_listing(&self, attr: &Attr) -> Duration {
         match directories::attr(&self.mount, attr.ino) {
@@ -218,13 +220,13 @@ impl Client {
         }
     }
 
-    /// Whether attributes of a directory in an answer to a request under `rule` may be cached. They may not if any
-    /// directory was changed meanwhile.
+    /// Returns whether attributes of a directory in an answer to a request under `rule` may be cached. They may not be
+    /// cached if any directory was changed meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.mount, rule)
     }
 
-    /// Where a front end counts how long its calls took.
+    /// The place where a front end counts how long its calls took.
     pub fn call_times(&self) -> &Arc<CallTimes> {
         &self.mount.stats.calls
     }
@@ -239,12 +241,12 @@ impl Client {
         &self.mount.jobs.variables
     }
 
-    /// Whether this mount is the only one.
+    /// Returns whether this mount is the only one.
     pub fn is_alone(&self) -> bool {
         self.mount.coherence.sharing.is_alone()
     }
 
-    /// Whether no other mount has existed since this one began, so that nobody else has changed anything.
+    /// Returns whether no other mount has existed since this one began, so that nobody else has changed anything.
     pub fn has_always_been_alone(&self) -> bool {
         self.mount.coherence.sharing.has_always_been_alone()
     }
@@ -259,8 +261,8 @@ impl Client {
         self.mount.coherence.file_locks.set_closes(closes);
     }
 
-    /// Who serves the reads of a file that `ctx` has just opened, and which pages a front end may keep. To be called
-    /// once for each open file, before its first read.
+    /// Decides who serves the reads of a file that `ctx` has just opened, and which pages a front end may keep. This
+    /// has to be called once for each open file, before its first read.
     pub fn front_cache(&self, ctx: &Ctx, open: &OpenFile) -> ops::front::FrontCache {
         ops::front::front_cache(&self.mount, ctx, open)
     }
@@ -271,13 +273,13 @@ impl Client {
         ops::front::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
     }
 
-    /// Whether [`IoHalf::run`] has ended.
+    /// Returns whether [`IoHalf::run`] has ended.
     pub fn is_stopped(&self) -> bool {
         self.mount.life.stopped.load(Ordering::Acquire)
     }
 
-    /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. It must
-    /// not block. The task is dropped if the client has stopped.
+    /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. The task
+    /// must not block. The task is dropped if the client has stopped.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.mount.spawn(task);
     }
@@ -291,22 +293,23 @@ impl Client {
 /// `walks`).
 impl Client {
     /// The operation of a thread ([`Ctx::tid`]) was answered with `Stale`, so the thread will walk its path again. From
-    /// now on, whatever it looks up is kept open until the operation has ended.
+    /// now on, every file that the thread looks up is kept open until the operation has ended.
     pub fn walk_failed(&self, thread: u32) {
         self.mount.coherence.walks.failed(thread, None, self.mount.clock.now_ns());
     }
 
-    /// As `walk_failed`, for an operation on `at` that may be answered with `Stale` only once in one call of a program.
+    /// Works as `walk_failed`, for an operation on `at` that may be answered with `Stale` only once in one call of a
+    /// program.
     pub fn walk_failed_at(&self, thread: u32, at: Ino) {
         self.mount.coherence.walks.failed(thread, Some(at), self.mount.clock.now_ns());
     }
 
-    /// Whether a thread walks a path again since an operation on `at` failed (`walk_failed_at`).
+    /// Returns whether a thread walks a path again since an operation on `at` failed (`walk_failed_at`).
     pub fn repeats_walk_at(&self, thread: u32, at: Ino) -> bool {
         self.mount.coherence.walks.repeats_at(thread, at)
     }
 
-    /// Whether a thread walks a path again.
+    /// Returns whether a thread walks a path again.
     #[inline]
     pub fn repeats_walk(&self, thread: u32) -> bool {
         self.mount.coherence.walks.repeats(thread)
@@ -318,7 +321,8 @@ impl Client {
         self.mount.coherence.walks.ended(thread);
     }
 
-    /// Whether an inode was recently shown as a directory. If its server does not know it any more, it was removed.
+    /// Returns whether an inode was recently shown as a directory. If its server does not know it any more, it was
+    /// removed.
     pub fn has_shown_directory(&self, ino: Ino) -> bool {
         self.mount.coherence.unlinked.kind(ino) == Ok(Kind::Dir)
     }
@@ -357,8 +361,8 @@ impl Client {
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
     }
 
-    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. It is
-    /// known as soon as anything has been answered.
+    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. The
+    /// root is known as soon as any server has answered.
     pub fn root(&self) -> Ino {
         self.mount.cluster.root()
     }
@@ -492,7 +496,7 @@ impl Client {
         self.start(ops::open::create(self.mount.clone(), ctx.clone(), dir, name.to_vec(), perm, flags))
     }
 
-    /// Creates a file without a name in the manner of `dir` and opens it.
+    /// Creates a file without a name, with the attributes that a file in `dir` would get, and opens it.
     pub fn tmpfile(&self, ctx: &Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Pending<Created> {
         self.start(ops::open::tmpfile(self.mount.clone(), ctx.clone(), dir, perm, flags))
     }
@@ -519,7 +523,7 @@ impl Client {
     /// After a read of `len` bytes at `offset`: if it continued where the previous one had ended, and the following
     /// bytes are in the page cache, loads as many into the processor's cache, for a read on this thread or a
     /// neighbouring one. This takes 0.1 us for each KiB, so only a thread that would otherwise be idle while the
-    /// program runs should call it. It works for reads that are followed by this call.
+    /// program runs should call it. It has an effect only for reads that are followed by this call.
     pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
         ops::read::warm_next(&self.mount, file, offset, len as u64);
     }
@@ -563,7 +567,7 @@ impl Client {
         self.start(ops::write::write(self.mount.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
-    /// The result of `close`. For an open file that can write, it is the latest write-back failure that was not
+    /// The result of `close`. If the open file can write, the error is the latest write-back failure that was not
     /// reported to it. Waits for large writes that have returned and are under way, not for dirty bytes in the cache.
     /// Files that are open only for reading do not report failures, so that callers that write or sync get them.
     pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
@@ -613,8 +617,8 @@ impl Client {
         self.start(ops::seek::lseek(self.mount.clone(), ctx.clone(), file.clone(), offset, whence))
     }
 
-    /// Lock-ahead: requests locks on `range`, for writing or reading, and does not wait. They are granted exactly as
-    /// requested, or refused if another lock conflicts.
+    /// Lock-ahead: requests locks on `range`, for writing or reading, and does not wait. The locks are granted exactly
+    /// as requested, or refused if another lock conflicts.
     ///
     /// Errors: `BadFd` if the file is not open for this mode; `Inval` if the range is empty; `Busy` if too many
     /// requests are under way.
@@ -625,8 +629,8 @@ impl Client {
         ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
     }
 
-    /// As `lock_ahead`, and waits for the servers' answers, which wait for no other mount. The result is `Asked` if one
-    /// of the targets has refused its request. Errors are those of `lock_ahead`.
+    /// Works as `lock_ahead`, and waits for the servers' answers, which wait for no other mount. The result is `Asked`
+    /// if one of the targets has refused its request. Errors are those of `lock_ahead`.
     pub fn lock_ahead_answered(&self, file: &Arc<OpenFile>, range: ByteRange, write: bool) -> Pending<Ahead> {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Pending::ready(Err(Errno::BadFd));
@@ -672,8 +676,8 @@ impl Client {
         self.start(group_lock::unlock(self.mount.clone(), file.clone()))
     }
 
-    /// Whether another open file waits for the end of the group that the open file is a member of, on this mount or
-    /// another one.
+    /// Returns whether another open file waits for the end of the group that the open file is a member of, on this
+    /// mount or another one.
     ///
     /// Errors: `Inval` if the open file is not a member; `Io` if the group was lost.
     pub fn group_wanted(&self, file: &Arc<OpenFile>) -> Pending<bool> {

@@ -1,4 +1,4 @@
-//! Coherence: what this mount may cache, for how long, and what it returns when another mount requests it.
+//! Coherence: which data this mount may cache and for how long, and the steps when another mount needs the same data.
 //!
 //! Owns: sole mode, tokens for names and attributes, the lease, file locks of applications, the pages that a front end
 //! caches, and opens and closes that the servers count. Does not own: the tables of all that (`tables::coherence`),

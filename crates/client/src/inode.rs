@@ -4,8 +4,8 @@
 //! (`cached`), requests under way (`flights`, `fills`), and failures; for each open file its streams. Does not own:
 //! cached bytes (`cache`), messages.
 //!
-//! The parts of an inode do not use the inode; `file` combines them; open files, the table, and whatever holds an inode
-//! are above that.
+//! The parts of an inode do not use the inode; `file` combines them. Open files, the table, and everything that refers
+//! to an inode are in higher layers.
 
 pub(crate) mod cluster_locks;
 pub(crate) mod direct_stream;

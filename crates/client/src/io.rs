@@ -1,8 +1,8 @@
 //! `IoHalf`: the half that owns the environment and the connection.
 //!
-//! Owns: the links to the servers (`links`), sending what the other half queues, background tasks, periodic work (age
-//! of dirty data, memory group), presenting opens and locks to a restarted server, and the end. Does not own: any state
-//! of files. This code only connects the other parts.
+//! Owns: the links to the servers (`links`), sending the messages that the other half queues, background tasks,
+//! periodic work (age of dirty data, memory group), presenting opens and locks to a restarted server, and the end. Does
+//! not own: any state of files. This code only connects the other parts.
 
 pub(crate) mod late_replies;
 pub(crate) mod links;
@@ -42,7 +42,7 @@ use std::time::Duration;
 const BATCH: usize = 64;
 /// Longest pause between checks of the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
-/// As `TICK_MAX_MS`, while memory is short.
+/// As `TICK_MAX_MS`, but while memory is short.
 const TICK_SHORT_MS: u64 = 100;
 /// Part of the cache's size that may wait as used memory for the next stream.
 const KEPT_PART: usize = 4;
@@ -86,8 +86,8 @@ impl<E: Env> Events<E> {
         }
     }
 
-    /// Whether this is the master's connection: only the master tells the mount whether its session continues and
-    /// whether there are other mounts.
+    /// Returns whether this is the master's connection: only the master tells the mount whether its session continues
+    /// and whether there are other mounts.
     fn is_master(&self) -> bool {
         self.links.upgrade().is_some_and(|links| links.is_master(&self.seat))
     }
@@ -154,7 +154,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
 
     fn welcomed(&self, welcome: &Welcome) {
         // A server that does not know the session any more may have granted rights to other mounts: its welcome does
-        // not renew what it granted.
+        // not renew the rights that it granted before.
         if welcome.resumed {
             self.mount.coherence.sharing.leases.surely_heard(self.seat.lease(), self.mount.clock.boot_ns());
         }
@@ -184,13 +184,13 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             }
             self.mount.cluster.learn(recovery.welcome());
         } else if !recovery.welcome().resumed {
-            // The session has ended and was begun anew: only a mount that may continue in sole mode may send what it
-            // had before.
+            // The session has ended and was begun anew: only a mount that may continue in sole mode may send the
+            // changes that it had before.
             links.hear_master().await?;
         }
         links.catch_up(&recovery).await;
-        // The other servers still know what they granted. Until this session has presented what it holds, no mount
-        // changes a name.
+        // The other servers still have the record of the rights that they granted. Until this session has presented its
+        // locks and opens, no mount changes a name.
         let targets = links.targets_of(&self.seat, recovery.welcome().pool);
         tokens::lose(&self.mount, &targets).await;
         targets.iter().for_each(|target| locks::restoring(&self.mount, *target));
@@ -198,7 +198,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             targets.iter().for_each(|target| self.mount.writeback.grants.begin_anew(*target));
         }
         for target in targets {
-            // This comes before the message that tells the target that the session has presented everything.
+            // This is done before the message is sent that tells the target that the session has presented everything.
             file_locks::represent(&self.mount, &recovery, target).await?;
             represent(&self.mount, &recovery, target).await?;
         }
@@ -308,7 +308,7 @@ async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
         let ended = poll_fn(|cx| {
             mount.queue.waker.register(cx.waker());
             if !mount.queue.is_empty() {
-                // Others of this thread get their turn first.
+                // First the other tasks of this thread get their turn.
                 if std::mem::replace(&mut yielded, true) {
                     return Poll::Ready(false);
                 }
@@ -329,8 +329,8 @@ async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
 
 /// Writes everything back at the end.
 ///
-/// Errors: that of bytes lost now or before which no `fsync`, `close` or sync of all files has reported, because no
-/// later call could report it.
+/// Errors: the error of bytes that are lost now, or were lost before, if no `fsync`, `close` or sync of all files has
+/// reported it, because no later call could report it.
 async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
     mount.coherence.walks.clear();
     opened_ahead::lose(mount, None);

@@ -6,9 +6,10 @@
 //!
 //! The client has two halves. [`Client`] is `Clone + Send + Sync`. It is plain data under short locks, without an
 //! environment. A cache hit is served on the calling thread. [`IoHalf`] owns the environment and the connections on a
-//! thread of its own. It sends what the other half queues and does the background work (write-back, read-ahead, lock
-//! callbacks). Operations are futures that the waiting threads poll. So copies into and out of the cache run on the
-//! threads of the callers. An abandoned operation (interrupt, drop) is passed to the I/O half and finishes there.
+//! thread of its own. It sends the messages that the other half queues, and does the background work (write-back,
+//! read-ahead, lock callbacks). Operations are futures that the waiting threads poll. So copies into and out of the
+//! cache run on the threads of the callers. An abandoned operation (interrupt, drop) is passed to the I/O half and
+//! finishes there.
 //!
 //! Invariants: locks are taken in the order range lock, page, lock reference. Only the range lock is held across an
 //! await. Valid cached bytes are covered by a lock of the lock cache. Whether a request is buffered or direct never

@@ -44,7 +44,7 @@ const GLIMPSE_TARGET_SHIFT: u32 = 48;
 /// A file is being made, as long as this value lives.
 pub(crate) struct MakingFile(Arc<Mount>);
 
-/// To be called before a request whose answer may bring a lock.
+/// It has to be called before a request whose answer may contain a lock.
 pub(crate) fn making(mount: &Arc<Mount>) -> MakingFile {
     mount.coherence.locks.making.lock().under_way += 1;
     MakingFile(mount.clone())
@@ -116,7 +116,7 @@ pub(crate) fn nameless(mount: &Mount, ino: Ino) {
             let stripes = layout.stripes_below(file.size().max(1)).min(u32::from(layout.pool));
             (0..stripes).map(|stripe| layout.target(ino, stripe)).collect()
         }
-        // A file that is not in the table is usually small, and has only the lock that came when it was made.
+        // A file that is not in the table is usually small, and has only the lock that was granted when it was made.
         None => BTreeSet::from([ino.target()]),
     };
     mount.coherence.locks.nameless.lock().extend(targets.into_iter().map(|target| (target, ino)));
@@ -144,12 +144,12 @@ pub(crate) fn given(mount: &Arc<Mount>, file: &Inode, lock: u64) {
     pump(mount, target);
 }
 
-/// Sets the bit of an object if a usable write lock covers all of it. This is done under the table's lock. A lock that
-/// is being returned is not usable, and its bit is cleared after it was closed for new uses.
+/// Sets the bit of an object if a usable write lock covers all of it. This has to be done under the table's lock. A
+/// lock that is being returned is not usable, and its bit is cleared after it was closed for new uses.
 fn note_whole(cache: &LockCache, file: &Inode, object: ObjectId) {
     let bit = stripe_bit(object.stripe);
     if file.locks.whole.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
-        // Other mounts may have changed the end since this mount had the lock before.
+        // Other mounts may have changed the end of the file since this mount last held the lock.
         file.locks.end_kept.store(false, SeqCst);
         file.locks.whole.fetch_or(bit, SeqCst);
     }
@@ -188,7 +188,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
     let id = {
         let mut names = mount.coherence.locks.names.lock();
         if let Some(early) = names.restoring.get_mut(&target) {
-            // This may be a lock whose new id is not known yet.
+            // The lock may be one whose new id is not known yet.
             early.push((object, lock));
             return;
         }

@@ -37,7 +37,7 @@ use std::time::Duration;
 /// How long a server may take to report its state.
 const SERVER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// State that both halves share: a few services, each of the floor that owns it.
+/// State that both halves share: a few services, each of which belongs to the layer that uses it.
 pub(crate) struct Mount {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tunables: Tunables,
@@ -68,7 +68,7 @@ pub(crate) struct Host {
     pub(crate) coarse_ns: AtomicU64,
 }
 
-/// The state of the control attributes: what they have shown and begun.
+/// The state of the control attributes: the texts that they have shown, and the recordings that they have begun.
 pub(crate) struct Panel {
     pub(crate) recorder: Arc<Recorder>,
     /// The last thing that a control attribute complained about.
@@ -84,13 +84,13 @@ pub(crate) struct Life {
     /// All dirty bytes were written back after `stopping` was set.
     pub(crate) drained: AtomicBool,
     pub(crate) stopped: AtomicBool,
-    /// Why the end of the mount was not in order.
+    /// The reason why the end of the mount was not in order.
     pub(crate) lost_at_end: Mutex<Option<Errno>>,
     pub(crate) pauses: Pauses,
 }
 
-/// The part of the cache's size that write-back may have under way in addition to the cache, and by which one stream is
-/// read ahead.
+/// Write-back may have this part of the cache's size under way in addition to the cache; it is also the most by which
+/// one stream is read ahead.
 const BESIDE_PART: u64 = 8;
 /// A stream may always be read ahead by this many bytes.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
@@ -170,35 +170,35 @@ impl Mount {
         }
     }
 
-    /// Whether a write to the file may land after it has returned, without a lock.
+    /// Returns whether a write to the file may land after it has returned, without a lock.
     pub(crate) fn is_commit(&self, file: &Inode) -> bool {
         self.policy.commit || file.is_commit()
     }
 
-    /// Bytes that write-back may have under way. These are copies in addition to the cache, so they are bounded by a
-    /// part of its size.
+    /// Bytes that write-back may have under way. These bytes are copies in addition to the cache, so they are bounded
+    /// by a part of its size.
     pub(crate) fn flight_max(&self) -> u64 {
         self.tunables.get(Tunable::FlightBytes).min(self.tunables.get(Tunable::CacheBytes) / BESIDE_PART)
     }
 
-    /// Whether write-back may send nothing more, because enough is under way, in bytes or in runs.
+    /// Returns whether write-back may send nothing more, because enough is under way, in bytes or in runs.
     pub(crate) fn flight_is_full(&self) -> bool {
         self.writeback.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
             || self.writeback.flight_parts.load(Ordering::SeqCst) >= FLIGHT_PARTS_MAX
     }
 
-    /// Whether enough may be sent that a search for all dirty bytes pays.
+    /// Returns whether enough may be sent that a search for all dirty bytes pays.
     pub(crate) fn flight_has_room(&self) -> bool {
         self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
     }
 
-    /// Whether streams are read ahead at all.
+    /// Returns whether streams are read ahead at all.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.tunables.get(Tunable::ReadAheadBytes) > 0
     }
 
-    /// Bytes that one stream may be read ahead. There are fewer if more are under way for all streams, because these
-    /// bytes are in addition to the cache.
+    /// Bytes that one stream may be read ahead. This is less if more is under way for all streams, because these bytes
+    /// are in addition to the cache.
     pub(crate) fn window_max(&self) -> u64 {
         let part = self.tunables.get(Tunable::CacheBytes) / BESIDE_PART;
         let left = (2 * part).saturating_sub(self.prefetch.fill_bytes.load(Ordering::SeqCst));
@@ -210,7 +210,7 @@ impl Mount {
         self.cache_bytes() / 100 * self.tunables.get(Tunable::DirtyPercent)
     }
 
-    /// How much memory the cache may take now.
+    /// Returns how much memory the cache may take now.
     pub(crate) fn cache_bytes(&self) -> u64 {
         let most = self.tunables.get(Tunable::CacheBytes);
         if !self.policy.growth.is_dear() {
@@ -230,20 +230,20 @@ impl Mount {
         self.tunables.get(Tunable::PopulateBytes).min(self.tunables.get(Tunable::CacheBytes) / 4)
     }
 
-    /// Whether writers of `bytes` more have to wait for write-back.
+    /// Returns whether writers of `bytes` more have to wait for write-back.
     pub(crate) fn dirty_is_full(&self, bytes: u64) -> bool {
         let limit = self.dirty_max();
         let dirty = self.cache.dirty_bytes();
-        // A request larger than the limit gets through alone.
+        // A request larger than the limit is admitted when no other one is.
         dirty > 0 && dirty + bytes > limit
     }
 
-    /// Whether at least half of the bytes that may be dirty are dirty.
+    /// Returns whether at least half of the bytes that may be dirty are dirty.
     pub(crate) fn dirty_is_high(&self) -> bool {
         self.cache.dirty_bytes() > self.dirty_max() / 2
     }
 
-    /// Makes room for `bytes` more in the cache. Returns whether there is.
+    /// Makes room for `bytes` more in the cache. Returns whether there is enough room now.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
         let most = self.tunables.get(Tunable::CacheBytes);
         self.cache.set_limit(most);
@@ -277,7 +277,8 @@ impl Mount {
         self.jobs.opened(&self.stats, job)
     }
 
-    /// An open of `file`, made for `ctx`. `ahead`: it was made ahead, so its close waits for company.
+    /// An open of `file`, made for `ctx`. `ahead`: the open was made ahead of a program, so its close waits for others
+    /// with which to share a message.
     pub(crate) fn open_file(self: &Arc<Self>, file: Arc<Inode>, flags: OpenFlags, ctx: &Ctx, ahead: bool) -> OpenFile {
         let closer: Weak<Mount> = Arc::downgrade(self);
         OpenFile::new(closer, self.job_of(ctx.job.as_ref()), file, flags, ctx, ahead)
@@ -307,8 +308,8 @@ impl Mount {
     }
 
     /// Sends a message that returns something to the server of `target`, and that the server has to get as long as the
-    /// session lasts. It is not given up even if that server cannot be reached for a long time. An error means that the
-    /// session, or the mount, has ended.
+    /// session lasts. The message is not given up even if that server cannot be reached for a long time. An error means
+    /// that the session, or the mount, has ended.
     pub(crate) fn insist(
         &self,
         lane: Lane,
@@ -387,12 +388,12 @@ impl Mount {
         }
     }
 
-    /// The lane of a request that does I/O: where the target locks for it, it may wait for others.
+    /// The lane of an I/O request: a request for which the target takes locks may have to wait for others.
     pub(crate) fn lane(server_lock: bool) -> Lane {
         if server_lock { Lane::Locking } else { Lane::Normal }
     }
 
-    /// As `call`, for a request for data of a file. With `server_lock` the target itself locks the bytes.
+    /// Works as `call`, for a request for data of a file. With `server_lock` the target itself locks the bytes.
     pub(crate) fn call_for_io(
         self: &Arc<Self>,
         file: &Arc<Inode>,

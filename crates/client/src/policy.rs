@@ -1,10 +1,10 @@
-//! Policy: whether a request is buffered or direct, from what is known and measured.
+//! Policy: whether a request is buffered or direct, decided by settings and measurements.
 //!
-//! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
-//! measured throughput of buffered and direct requests and the resulting thresholds, the cost of new memory, memory
-//! groups of the mount and of the calling processes, rotational storage; how far one stream is read ahead, which
-//! records follow each other at equal distances, in which pieces programs read. Does not own: carrying a decision out
-//! (`ops`).
+//! Owns: the hybrid decision, and the choice who serves reads, as pure functions. Also their inputs: access locality of
+//! a file, measured throughput of buffered and direct requests and the resulting thresholds, the cost of new memory,
+//! memory groups of the mount and of the calling processes, and rotational storage. Also the distance by which one
+//! stream is read ahead, which records follow each other at equal distances, and the pieces in which programs read.
+//! Does not own: carrying a decision out (`ops`).
 
 pub(crate) mod caller_memory;
 pub mod decision;

@@ -1,4 +1,4 @@
-//! Telemetry: what a mount counts and reports of itself, and what can be set while it runs.
+//! Telemetry: the counters and reports of a mount, and the tunables that can be set while it runs.
 //!
 //! Owns: counters of the mount, of files, open files and jobs; recordings of calls; the status document; tunables. Does
 //! not own: the places where something is counted. Every part of the client counts its own events.

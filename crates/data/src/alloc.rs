@@ -5,12 +5,12 @@
 //! Invariants: `free` and the group counts equal the zero bits. Taking a taken block or freeing a free one panics, also
 //! in release, because it is a programming error.
 //!
-//! There is one bit for each block. A search begins behind the last run that a search took, or at the lowest block that
-//! was freed since. Blocks that were written before are used before blocks that never were, because a write into a hole
-//! of a zone file makes its file system allocate. That takes 1.1 to 1.4 times as long as a write over existing blocks,
-//! and twice as long if the disk below has to allocate as well. So a large write leaves the neighbourhood of its object
-//! if that was never written and there are long free runs that were. Small writes stay there, because a file in small
-//! pieces is read slowly.
+//! There is one bit for each block. A search begins behind the run that the previous search took, or at the lowest
+//! block that was freed since. Blocks that were written before are used before blocks that never were, because a write
+//! into a hole of a zone file makes its file system allocate. That takes 1.1 to 1.4 times as long as a write over
+//! existing blocks, and twice as long if the disk below has to allocate as well. So a large write leaves the
+//! neighbourhood of its object if that was never written and if there are long free runs that were written before.
+//! Small writes stay there, because a file in small pieces is read slowly.
 //!
 //! Groups of 4096 blocks (16 MiB) have a count of free blocks and an upper bound of the longest free run that begins in
 //! them. So in a nearly full zone only groups are searched: 1280 for 20 GiB instead of 82,000 words.
@@ -27,7 +27,7 @@ const WORD: u64 = 64;
 const AGAIN_MIN: u64 = 64;
 /// Shortest runs, in blocks, into which a larger write is cut for that: 1 MiB.
 const AGAIN_PIECE: u64 = 256;
-/// The part of the reserve that is left to requests that shrink a file, as its inverse.
+/// The part of the reserve that is left to requests that shrink a file: one block in this many.
 const SHRINK_SHARE: u64 = 4;
 /// The bound of a group that was not searched since blocks in it were freed.
 const UNKNOWN: u64 = u64::MAX;
@@ -42,7 +42,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// One past the last block.
+    /// The block after the last one.
     pub fn end(&self) -> u64 {
         self.start + u64::from(self.blocks)
     }
@@ -74,7 +74,7 @@ pub struct Allocator {
     blocks: u64,
     free: u64,
     cursor: u64,
-    /// One past the highest block that was ever taken. Blocks behind it were never written.
+    /// The block after the highest one that was ever taken. Blocks behind it were never written.
     used_end: u64,
     /// There is no free run of this many blocks that were written before. Reset by each free.
     none_again: u64,
@@ -135,7 +135,7 @@ impl Allocator {
             Purpose::Growth if self.tight => self.available().min(self.backed_free),
             Purpose::Growth => self.available(),
             Purpose::Overwrite => self.free.saturating_sub(self.reserve / SHRINK_SHARE),
-            // These are few blocks, for which the file system below has some space left.
+            // Such blocks are few, and the file system below has some space left for them.
             Purpose::Shrink => self.free,
         }
     }
@@ -155,7 +155,7 @@ impl Allocator {
         }
     }
 
-    /// As `take`, but only of blocks that have storage below, of which there are enough.
+    /// Works as `take`, but takes only blocks that have storage below, of which there are enough.
     fn take_backed(&mut self, blocks: u64, run_max: u32, out: &mut Vec<Run>) {
         let (mut left, mut at) = (blocks, 0);
         while left > 0 {
@@ -213,7 +213,7 @@ impl Allocator {
         self.free.saturating_sub(self.reserve)
     }
 
-    /// Whether all blocks of `run` are free. `run` lies in the region.
+    /// Returns whether all blocks of `run` are free. `run` lies in the region.
     pub fn is_free(&self, run: Run) -> bool {
         self.run_length(run.start, u64::from(run.blocks)) == u64::from(run.blocks)
     }
@@ -272,7 +272,7 @@ impl Allocator {
     }
 
     /// Start and length of a free run that was written before, searched from the cursor on: `blocks` long, or at least
-    /// `AGAIN_PIECE`. `None` for fewer blocks than `AGAIN_MIN`.
+    /// `AGAIN_PIECE`. Returns `None` for fewer blocks than `AGAIN_MIN`.
     fn find_again(&mut self, blocks: u64) -> Option<(u64, u64)> {
         let written = self.used_end - (self.blocks - self.free);
         let mut want = blocks;
@@ -380,7 +380,7 @@ impl Allocator {
         self.find_before(blocks, from, self.blocks)
     }
 
-    /// As `find_run`, among the blocks before `end`.
+    /// Works as `find_run`, but only among the blocks before `end`.
     fn find_before(&mut self, blocks: u64, from: u64, end: u64) -> Option<u64> {
         let from = if from < end { from } else { 0 };
         self.search(blocks, from, end).or_else(|| self.search(blocks, 0, (from + blocks).min(end)))

@@ -6,8 +6,8 @@
 //! An object is charged for its mapped blocks, and for those that delayed bytes will get. Every change of an object
 //! weighs it before and after, in the blocks that it touches.
 //!
-//! Owners are not stored, because the inode has them. They are known while the target counts (`set_counting`), which it
-//! does if some account of the cluster is limited, or on request. While it does not count, no blocks are counted.
+//! Owners are not stored, because the inode has them. They are known while the target counts (`set_counting`): if some
+//! account of the cluster is limited, or on request. While it does not count, no blocks are counted.
 //!
 //! Invariant: while the target counts, the counts are the sums over all objects whose owner is known.
 
@@ -25,7 +25,7 @@ pub(crate) struct Weighed {
 }
 
 impl DataStore {
-    /// Begins to count, with no owner known yet, or ends to.
+    /// Begins to count, with no owner known yet, or ends counting.
     pub fn set_counting(&mut self, on: bool) {
         if on == self.usage.is_some() {
             return;
@@ -36,7 +36,7 @@ impl DataStore {
         }
     }
 
-    /// Whether blocks are counted.
+    /// Returns whether blocks are counted.
     pub fn is_counting(&self) -> bool {
         self.usage.is_some()
     }

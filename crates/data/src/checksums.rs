@@ -7,14 +7,14 @@
 //!
 //! * The item with a block's checksum is in the record that maps the block, or in a later one, and that record follows
 //!   the block's bytes (`Order::AfterData`). So a checksum survives a crash only if its block's bytes do.
-//! * A block that has a checksum is never overwritten in place (`write::reuse_blocks`). It is written again only when
-//!   it is free and the record that freed it is stable.
+//! * A block that has a checksum is never overwritten in place (`write::reuse_blocks`). Such a block is written again
+//!   only when it is free and the record that freed it is stable.
 //!
 //! So after any crash, a mapped block with a checksum reads as the checksum says, or the medium is damaged.
 //!
 //! The number behind the groups: an item covers 32 blocks. A change of one block logs 143 bytes, a change of 1 MiB logs
-//! 1.1 KiB, and the checksums take 0.11 % of the data in memory. With 256 blocks in an item the first number would be 1
-//! KiB, with 16 the second 1.3 KiB.
+//! 1.1 KiB, and the checksums take 0.11 % of the data in memory. With 256 blocks in an item, the log of a small write
+//! would grow by 1 KiB; with 16 blocks, the log of a mebibyte by 1.3 KiB.
 
 use crate::alloc::{Allocator, Run};
 use amphi_types::item::{Key, Txn, tag};
@@ -38,8 +38,8 @@ impl Checksum {
     /// Some bytes of the block are lost, and it must not be read. No content has this checksum.
     pub const DAMAGED: Checksum = Checksum(1);
 
-    /// The checksum of a block's bytes: their CRC-32C. The two values with a special meaning are replaced by the two
-    /// values after them.
+    /// The checksum of a block's bytes: their CRC-32C. A CRC that equals one of the two special values is replaced by
+    /// that value plus two.
     pub fn of(block: &[u8]) -> Checksum {
         debug_assert_eq!(block.len() as u64, BLOCK);
         let crc = crc32c::crc32c(block);
@@ -51,7 +51,7 @@ impl Checksum {
         bytes.chunks_exact(BLOCK as usize).map(Checksum::of).collect()
     }
 
-    /// Whether the block has a checksum.
+    /// Returns whether the block has a checksum.
     pub fn is_known(self) -> bool {
         self != Checksum::NONE
     }
@@ -68,7 +68,7 @@ pub struct Checksums {
 }
 
 impl Checksums {
-    /// Whether no block has a checksum.
+    /// Returns whether no block has a checksum.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
@@ -100,7 +100,7 @@ impl Checksums {
         all
     }
 
-    /// Which of these blocks have a checksum, ascending.
+    /// Returns those of these blocks that have a checksum, ascending.
     pub(crate) fn known(&self, physical: u64, blocks: u64) -> Vec<u64> {
         if self.groups.is_empty() {
             return Vec::new();
@@ -109,7 +109,7 @@ impl Checksums {
         (physical..).zip(all).filter(|(_, sum)| sum.is_known()).map(|(at, _)| at).collect()
     }
 
-    /// Whether one of these blocks has a checksum.
+    /// Returns whether one of these blocks has a checksum.
     pub fn has_any(&self, physical: u64, blocks: u64) -> bool {
         !self.groups.is_empty() && self.of_run(physical, blocks).into_iter().any(Checksum::is_known)
     }
@@ -161,8 +161,8 @@ impl Checksums {
         self.emptied.extend(emptied);
     }
 
-    /// Appends the deletion of some items whose blocks are free. These items are not read, so the moment does not
-    /// matter.
+    /// Appends the deletion of some items whose blocks are free. These items are not read, so the moment of the
+    /// deletion does not matter.
     pub(crate) fn delete_emptied(&mut self, alloc: &Allocator, txn: &mut Txn) {
         for _ in 0..EMPTIED_MAX {
             let Some(group) = self.emptied.pop_first() else { return };
@@ -231,8 +231,8 @@ pub(crate) fn decode(group: u64, bytes: &[u8], blocks: u64) -> Result<Group, Str
 mod tests {
     use super::*;
 
-    /// Goal: checksums of a run over several items are those that were put, an item is logged when it changed and
-    /// deleted when nothing is left in it. Method: by hand.
+    /// Goal: the checksums of a run over several items are those that were put; an item is logged when it changes, and
+    /// deleted when it is empty. Method: a sequence of changes that the test chooses.
     #[test]
     fn runs_lie_in_several_items() {
         let mut sums = Checksums::default();
@@ -257,7 +257,7 @@ mod tests {
         assert!(sums.is_empty() && txn.changes().skip(4).all(|c| c.is_deletion()));
     }
 
-    /// Goal: what does not decode is refused. Method: by hand.
+    /// Goal: what does not decode is refused. Goal: items that do not decode are refused.
     #[test]
     fn bad_items_are_refused() {
         let whole = [0; 128];

@@ -6,7 +6,7 @@
 //!
 //! A delayed extent hides what the blocks of its object contain, byte by byte, and has an item of its own. The record
 //! that accepts the bytes puts that item, and the record of whatever overwrites, cuts or flushes them deletes or
-//! shortens it. So the log alone says which extents are alive. The object's item does not mention the extent: a loss of
+//! shortens it. So the log alone says which extents exist. The object's item does not mention the extent: a loss of
 //! power takes the memory, and with it all evidence that there was more.
 //!
 //! Invariants:
@@ -15,8 +15,8 @@
 //! * `reserved` is the number of blocks that contain at least one delayed byte. This many blocks are kept free for
 //!   flushes, which therefore always find room. The plan of a flush uses up a part of that number (`lent`) until it
 //!   ends.
-//! * If an extent is `logged`, the log has all of its bytes (`logged`). If the memory is lost, they are read from
-//!   there, as extents without an item of their own.
+//! * If an extent is `logged`, the log has all of its bytes (`logged`). If the memory is lost, the bytes are read from
+//!   the log, as extents without an item of their own.
 //! * `end` and `mtime` of an object are at least those of each of its extents.
 
 use crate::extent::dirty_key;
@@ -56,12 +56,12 @@ pub(crate) struct DirtyExtent {
     pub end: u64,
     pub mtime: Timespec,
     pub memory: Rc<Memory>,
-    /// The log has the bytes as well.
+    /// The log contains the bytes as well.
     pub logged: bool,
 }
 
 impl DirtyExtent {
-    /// Whether the extent has an item of its own.
+    /// Returns whether the extent has an item of its own.
     fn has_item(&self) -> bool {
         self.memory.bytes().is_none()
     }
@@ -133,7 +133,7 @@ pub struct Delayed {
     pub(crate) lent: u64,
     /// Memory of extents that were cut since the last `take_dead`.
     dead: Vec<Rc<Memory>>,
-    /// Delayed bytes that the log has too.
+    /// Delayed bytes that the log also contains.
     logged: Logged,
     /// Extents whose bytes are not in the log, by first byte.
     unlogged: BTreeSet<(ObjectId, u64)>,
@@ -141,7 +141,7 @@ pub struct Delayed {
 }
 
 impl Delayed {
-    /// Whether there is no delayed extent.
+    /// Returns whether there is no delayed extent.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
@@ -161,7 +161,7 @@ impl Delayed {
         self.unlogged_bytes
     }
 
-    /// As `unlogged_bytes`, for one object.
+    /// Works as `unlogged_bytes`, for one object.
     pub fn unlogged_bytes_of(&self, object: ObjectId) -> u64 {
         let extents = self.unlogged.range((object, 0)..=(object, u64::MAX));
         extents.filter_map(|(_, at)| self.extent(object, *at)).map(|(_, range)| range.len()).sum()
@@ -189,7 +189,7 @@ impl Delayed {
         self.unlogged.range(first..=(ObjectId { ino: to, stripe: u32::MAX }, u64::MAX)).copied()
     }
 
-    /// Whether there are delayed bytes in `range` that are not in the log.
+    /// Returns whether there are delayed bytes in `range` that are not in the log.
     pub fn has_unlogged(&self, object: ObjectId, range: ByteRange) -> bool {
         self.objects.get(&object).is_some_and(|o| o.within(range).any(|(_, e)| !e.logged))
     }
@@ -199,7 +199,8 @@ impl Delayed {
         Some((object, ByteRange::new(at, end)))
     }
 
-    /// The extents of one file, or of all files, whose bytes are not in the log. `None` if there are more than `most`.
+    /// The extents of one file, or of all files, whose bytes are not in the log. Returns `None` if there are more than
+    /// `most`.
     pub fn unlogged(&self, file: Option<Ino>, most: usize) -> Option<Vec<(ObjectId, Overlay)>> {
         if self.unlogged_of(file).nth(most).is_some() {
             return None;
@@ -211,8 +212,8 @@ impl Delayed {
         Some(extents.collect())
     }
 
-    /// Logs the bytes of these extents, which `unlogged` has just returned. Once the record is stable they survive a
-    /// loss of power.
+    /// Logs the bytes of these extents, which `unlogged` has just returned. Once the record is stable, these bytes
+    /// survive a loss of power.
     pub fn log<'a>(&mut self, extents: impl IntoIterator<Item = (ObjectId, ByteRange, &'a [u8])>, txn: &mut Txn) {
         let mut touched = BTreeSet::new();
         for (object, range, bytes) in extents {
@@ -230,7 +231,7 @@ impl Delayed {
         self.logged.log(&touched, txn);
     }
 
-    /// Whether the log has all bytes of a write, and `is_right` confirms them.
+    /// Returns whether the log has all bytes of a write, and `is_right` confirms them.
     pub fn has_logged(&self, object: ObjectId, memory: &Memory, is_right: impl FnOnce(&[u8]) -> bool) -> bool {
         self.logged.has_all(object, ByteRange::at(memory.start, u64::from(memory.len)), is_right)
     }
@@ -245,12 +246,12 @@ impl Delayed {
         self.reserved - self.lent
     }
 
-    /// Whether the object has delayed extents.
+    /// Returns whether the object has delayed extents.
     pub fn has(&self, object: ObjectId) -> bool {
         self.objects.contains_key(&object)
     }
 
-    /// Whether an object of the file has delayed extents.
+    /// Returns whether an object of the file has delayed extents.
     pub fn has_file(&self, ino: Ino) -> bool {
         let of_file = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
         !self.objects.is_empty() && self.objects.range(of_file).next().is_some()
@@ -323,7 +324,7 @@ impl Delayed {
         self.units.keys().copied().filter(wanted).collect()
     }
 
-    /// Whether a unit may be dirty as a whole.
+    /// Returns whether a unit may be dirty as a whole.
     pub fn has_whole(&self) -> bool {
         !self.whole.is_empty()
     }
@@ -444,7 +445,7 @@ impl Delayed {
         }
     }
 
-    /// Removes the bytes of `range`, with the changes of items in `txn`. Another record has the new content of the
+    /// Removes the bytes of `range`, with the changes of items in `txn`. Another record contains the new content of the
     /// range.
     pub(crate) fn cut(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         self.logged.cut(object, range, txn);

@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Written blocks that lie below an object's end now, though the last growth did not rewrite them, with the number of
-/// their bytes that were below the earlier end. See `Object::filled`. Few objects have any.
+/// their bytes that were below the earlier end. See `Object::filled`. Few objects have such blocks.
 type Outgrown = BTreeMap<u64, u64>;
 
 /// An object.
@@ -64,7 +64,7 @@ impl Object {
         (self.mtime_sec, self.mtime_nsec) = (mtime.sec, mtime.nsec);
     }
 
-    /// Whether the object's own item was loaded or written. False only during loading.
+    /// Returns whether the object's own item was loaded or written. Returns false only during loading.
     pub fn has_item(&self) -> bool {
         self.owner & ITEM != 0
     }
@@ -127,7 +127,7 @@ impl Object {
 
     /// Number of bytes of a written block that lie below the object's end in every state that a crash can leave in
     /// which the block is mapped as now. The bytes behind them must stay zero, also on the disk. A crash may bring back
-    /// an earlier end, and a later growth would then show what was written there in place.
+    /// an earlier end, and a later growth of the object would then show the bytes that were written there in place.
     pub fn filled(&self, file_block: u64) -> u64 {
         match self.outgrown.as_ref().and_then(|outgrown| outgrown.get(&file_block)) {
             Some(&bytes) => bytes,
@@ -387,5 +387,5 @@ pub(crate) fn decode_extent(at: u64, value: &[u8], physical_blocks: u64) -> Resu
     Ok(e)
 }
 
-/// One past the last block that a file can have.
+/// The block after the last one that a file can have.
 pub(crate) const FILE_BLOCKS: u64 = amphi_types::limits::FILE_MAX / amphi_types::limits::BLOCK + 1;

@@ -4,7 +4,8 @@
 //!
 //! Most objects have one extent, which lies in the object. Up to `FEW_MAX` extents are a sorted vector, in which an
 //! insertion moves at most 1.5 KiB. More are a B-tree, so that an insertion into a large fragmented object takes
-//! logarithmic time. Going back takes half as many, so that no sequence of changes converts them each time.
+//! logarithmic time. They become a vector again only when half as many are left, so that no sequence of changes
+//! converts them each time.
 //!
 //! The number that drove the design: in a B-tree one extent costs a node of 280 bytes, more than everything else of an
 //! object.
@@ -54,7 +55,7 @@ const _: () = assert!(size_of::<Extents>() == 24);
 #[derive(Clone, Debug)]
 pub(crate) struct Many {
     list: List,
-    /// Blocks of all.
+    /// Number of blocks of all extents.
     blocks: u64,
 }
 
@@ -102,7 +103,7 @@ impl Extents {
         }
     }
 
-    /// The extents that begin at a file block or behind it.
+    /// The extents that begin at or behind a file block.
     pub fn range(&self, from: u64) -> Iter<'_> {
         match self.slice() {
             Ok(slice) => Iter::Slice(slice[slice.partition_point(|e| e.0 < from)..].iter()),
@@ -206,7 +207,7 @@ impl PartialEq for Extents {
 
 impl Eq for Extents {}
 
-/// Some extents of an object, ascending.
+/// Some extents of an object, in ascending order.
 pub(crate) enum Iter<'a> {
     Slice(std::slice::Iter<'a, Placed>),
     Tree(btree_map::Range<'a, u64, Extent>),

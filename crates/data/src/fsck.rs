@@ -9,7 +9,7 @@ use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
 use std::collections::BTreeMap;
 
-/// What the check found.
+/// The findings of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataReport {
     /// Objects, with their ends and generations.
@@ -29,7 +29,7 @@ pub struct DataReport {
 /// extent may begin behind the object's end.
 pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, data_blocks: u64) -> DataReport {
     let mut report = DataReport::default();
-    // By object and first byte, which is the order of the keys.
+    // Delayed and logged ranges, ordered by object and first byte, as their keys are.
     let mut delayed: Vec<(ObjectId, ByteRange)> = Vec::new();
     let mut logged: Vec<(ObjectId, ByteRange)> = Vec::new();
     let mut extents: BTreeMap<(ObjectId, u64), Extent> = BTreeMap::new();

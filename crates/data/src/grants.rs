@@ -31,7 +31,8 @@ struct Held {
     /// Distinguishes this grant from all others since the start. A plan may end after the session for which it was
     /// made.
     serial: u64,
-    /// The record that raised the grant last, and by how much. The session is told when that record survives a kill.
+    /// The record that raised the grant last, and by how much. The session is informed when that record survives a
+    /// kill.
     raised: (u64, u64),
 }
 
@@ -78,7 +79,7 @@ impl Grants {
         self.sessions.get(&session).map_or(0, |held| held.blocks - held.lent)
     }
 
-    /// The grant of a session, including plans under way. `None` if it has never requested one.
+    /// The grant of a session, including plans under way. Returns `None` if the session has never requested a grant.
     pub fn held(&self, session: SessionId) -> Option<u64> {
         self.sessions.get(&session).map(|held| held.blocks)
     }
@@ -103,7 +104,7 @@ impl Grants {
         }
     }
 
-    /// Grants more blocks. The record of this has to be named with `raised_by` before the session is told.
+    /// Grants more blocks. The record of this has to be named with `raised_by` before the session is informed.
     pub fn raise(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
         if let Some(held) = self.sessions.get_mut(&session) {
             held.blocks += blocks;
@@ -113,7 +114,7 @@ impl Grants {
         }
     }
 
-    /// Whether the record of the last raise survives a kill, so that another raise may follow.
+    /// Returns whether the record of the last raise survives a kill, so that another raise may follow.
     pub fn is_settled(&self, session: SessionId, kept: u64) -> bool {
         self.sessions.get(&session).is_some_and(|held| held.raised.0 <= kept)
     }
@@ -160,9 +161,8 @@ impl Grants {
         }
     }
 
-    /// Called when the plan is carried out by this record: `added` blocks belong to the file now. If there is `room`
-    /// for as many more, and the session has no more than its share, they are granted again, and nothing has to be
-    /// logged.
+    /// Called when this record executes the plan: `added` blocks belong to the file now. If there is `room` for as many
+    /// blocks again, and the session has no more than its share, they are granted again, and nothing has to be logged.
     pub(crate) fn spend(&mut self, loan: Loan, added: u64, room: u64, txn: &mut Txn) {
         let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) else {
             return;
@@ -213,7 +213,7 @@ mod tests {
     const S: SessionId = SessionId(7);
 
     /// Goal: a reported grant never exceeds the state after a kill, and a plan that ends behind its session changes
-    /// nothing. Method: grants that are not kept, blocks that are used, granted again and returned, and a session that
+    /// nothing. Method: grants that are not kept; blocks that are used, granted again and returned; and a session that
     /// ends and begins again. The items are loaded into another store.
     #[test]
     fn grants_are_told_when_they_are_kept() {

@@ -12,11 +12,11 @@
 //! * No block with durable bytes is overwritten in part. Whole blocks are overwritten in place, and edge blocks with
 //!   bytes to keep are written to new blocks.
 //! * In a written block, every byte that no write has covered is zero, also beyond the object's end.
-//! * A block is in one extent, in one plan, in one pending `Freed`, or free, and never in two of these.
+//! * A block is in exactly one of these states: in one extent, in one plan, in one pending `Freed`, or free.
 //! * Items that are appended to a `Txn` are absolute (`types::item`). The bitmap is not stored but rebuilt from
 //!   extents.
 //! * A block that has a checksum is not overwritten in place (`checksums`).
-//! * Delayed bytes (`delayed`) hide what the blocks beneath contain, until a record says otherwise.
+//! * Delayed bytes (`delayed`) hide the content of the blocks beneath, until a record ends that.
 //!
 //! The caller must hold range locks: from plan to commit or abort, a write, truncate, punch or preallocation holds its
 //! range, *rounded out to blocks*, exclusively. A read holds it shared until its I/O is done. A truncate holds

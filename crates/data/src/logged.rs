@@ -3,13 +3,13 @@
 //! Owns: which bytes of which object are in the log, and their items. Does not own: what is delayed (`delayed`), which
 //! bytes are worth logging (the server, for `fsync`).
 //!
-//! Logged bytes are what the disk would contain if the `fsync` that logged them had written them there. A later write
-//! into memory keeps them, because a loss of power may take that write and bring them back. A record that flushes,
-//! cuts, overwrites or removes their range deletes them. They are not read while the memory of the accepted bytes
-//! exists. A start shows those without that memory.
+//! Logged bytes are the bytes that the disk would contain if the `fsync` that logged them had written them there. A
+//! later write into memory keeps them, because a loss of power may take that write and bring them back. A record that
+//! flushes, cuts, overwrites or removes their range deletes them. Logged bytes are not read while the memory of the
+//! accepted bytes exists. A start shows those without that memory.
 //!
-//! Invariants: pieces do not overlap and lie in one block each, so a cut logs less than two blocks again. Each byte
-//! lies under a delayed extent of its object.
+//! Invariants: pieces do not overlap, and each lies within one block, so a cut logs less than two blocks again. Each
+//! logged byte also lies under a delayed extent of its object.
 
 use crate::extent::{logged_key, logged_value};
 use amphi_types::item::Txn;
@@ -65,7 +65,7 @@ impl Logged {
         found.map(|(&(_, at), p)| (at, p)).filter(move |(at, p)| at + p.bytes.len() as u64 > range.start)
     }
 
-    /// Whether pieces cover `range` without a gap, and `is_right` confirms their bytes.
+    /// Returns whether pieces cover `range` without a gap, and `is_right` confirms their bytes.
     pub fn has_all(&self, object: ObjectId, range: ByteRange, is_right: impl FnOnce(&[u8]) -> bool) -> bool {
         let mut bytes = Vec::new();
         for (at, piece) in self.within(object, range) {
@@ -105,7 +105,7 @@ impl Logged {
         }
     }
 
-    /// Replaces the bytes from `start` on. The pieces that changed are added to `touched`.
+    /// Replaces the bytes of the piece from `start` on. The pieces that changed are added to `touched`.
     pub fn put(&mut self, object: ObjectId, start: u64, mtime: Timespec, bytes: &[u8], touched: &mut BTreeSet<At>) {
         self.take(object, ByteRange::at(start, bytes.len() as u64), touched);
         let (mut at, mut rest) = (start, bytes);

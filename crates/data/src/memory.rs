@@ -1,4 +1,4 @@
-//! `PagePool`: pages of memory that outlives the process, and who uses them.
+//! `PagePool`: pages of memory that outlives the process, and which of them are in use.
 //!
 //! Owns: which pages contain accepted bytes, and when they may be used again. Does not own: the bytes themselves (the
 //! server copies them there), or which bytes of a file they are (`delayed`).
@@ -42,7 +42,7 @@ impl Pool {
     }
 }
 
-/// Pages of 4 KiB, numbered from 0. This is a cheap handle for one thread.
+/// Pages of 4 KiB, numbered from 0. The value is a cheap handle for one thread.
 #[derive(Clone, Default)]
 pub struct PagePool {
     pool: Rc<RefCell<Pool>>,
@@ -56,7 +56,7 @@ impl PagePool {
     }
 
     /// Takes `count` consecutive pages for the `len` bytes at file byte `start`. The bytes begin `start % BLOCK` bytes
-    /// into the first page. `None` if there are no such pages.
+    /// into the first page. Returns `None` if there are no such pages.
     pub fn take(&self, start: u64, len: u64) -> Option<Slot> {
         let count = (start % BLOCK + len).div_ceil(BLOCK);
         let mut pool = self.pool.borrow_mut();
@@ -76,7 +76,7 @@ impl PagePool {
     }
 }
 
-/// Pages that were taken. Dropping this returns them.
+/// Pages that were taken. Dropping the value returns the pages.
 pub struct Slot {
     first: u64,
     count: u64,
@@ -107,9 +107,9 @@ pub struct Memory {
     pub at: u64,
     /// Checksum of all bytes, as the server computed it.
     pub crc: u32,
-    /// The file's setting for checksums when it was written; `None` if it is not known here.
+    /// The file's setting for checksums when the bytes were written; `None` if it is not known here.
     pub checksums: Option<DataChecksums>,
-    /// `None` for memory of an earlier process, which has no pool.
+    /// It is `None` for memory of an earlier process, which has no pool.
     slot: Option<Slot>,
     /// The bytes themselves, if they came from the log and no memory has them.
     bytes: Option<Rc<[u8]>>,
@@ -131,7 +131,7 @@ impl Memory {
         Memory { start, len: bytes.len() as u32, at: 0, crc: 0, checksums: None, slot: None, bytes: Some(bytes) }
     }
 
-    /// Whether an earlier process left this memory.
+    /// Returns whether an earlier process left this memory.
     pub fn is_left(&self) -> bool {
         self.slot.is_none() && self.bytes.is_none()
     }
@@ -160,7 +160,8 @@ impl Eq for Memory {}
 mod tests {
     use super::*;
 
-    /// Goal: pages are used by one at a time, the lowest first, and join when they come back. Method: by hand.
+    /// Goal: pages are used by one at a time, the lowest first, and join when they come back. Method: single calls in a
+    /// fixed order.
     #[test]
     fn pages_are_used_again() {
         let pool = PagePool::new(10);

@@ -5,10 +5,10 @@
 //! Objects lie in leaves, which are sorted vectors, and a B-tree has a lower bound of the ids of each leaf. A full leaf
 //! is split where the new object belongs, but not in its first half. So leaves that are filled in the order of their
 //! ids, or almost so, stay full. Invariants: the ids of a leaf are at least its bound and below that of the next leaf.
-//! No leaf is empty. A leaf has memory for at most `SPARE_MAX` objects more than it has.
+//! No leaf is empty. A leaf has memory for at most `SPARE_MAX` more objects than it contains.
 //!
-//! The number that drove the design: an object of 64 bytes with its id of 16 costs 154 bytes in a B-tree that is filled
-//! in order, whose nodes stay half empty, and 81 to 88 here.
+//! The number that drove the design: an object of 64 bytes with its id of 16 bytes costs 154 bytes in a B-tree that is
+//! filled in order, because its nodes stay half empty. Here it costs 81 to 88 bytes.
 
 use crate::extent::Object;
 use amphi_types::{Ino, ObjectId};
@@ -17,7 +17,7 @@ use std::ops::Bound;
 
 /// Most objects of a leaf: an insertion moves at most 5 KiB.
 const LEAF_MAX: usize = 64;
-/// Objects that a full vector gets room for.
+/// Number of objects for which a full vector gets additional room.
 const GROWTH: usize = 8;
 /// Unused capacity of a leaf, in objects, above which the leaf is shrunk.
 const SPARE_MAX: usize = 2 * GROWTH;
@@ -53,7 +53,7 @@ impl Objects {
         self.get(id).is_some()
     }
 
-    /// An object, which is made if there is none.
+    /// An object, which is made if it does not exist.
     pub fn or_default(&mut self, id: ObjectId) -> &mut Object {
         if self.leaves.range(..=id).next_back().is_none() {
             // The first leaf gets a lower bound.
@@ -111,8 +111,8 @@ impl Objects {
         Some(object)
     }
 
-    /// Joins a leaf that has few objects with the next one or the previous one, if together they fill at most half of
-    /// one.
+    /// Joins a leaf that has few objects with the next or the previous leaf, if both together fill at most half of a
+    /// leaf.
     fn join(&mut self, bound: ObjectId) {
         let next = self.leaves.range((Bound::Excluded(bound), Bound::Unbounded)).next().map(|(&next, _)| (bound, next));
         let last = self.leaves.range(..bound).next_back().map(|(&last, _)| (last, bound));

@@ -38,8 +38,8 @@ pub struct Segment {
     pub kind: SegmentKind,
 }
 
-/// A block at the edge of a write that has old bytes to keep. It is read, joined with the new bytes, and written as a
-/// part of a fresh segment.
+/// A block at the edge of a write that has old bytes to keep. The block is read, joined with the new bytes, and written
+/// as a part of a fresh segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// File block.
@@ -80,7 +80,7 @@ pub struct WritePlan {
     pub(crate) lent: u64,
     /// Blocks that the plan has taken from a grant.
     pub(crate) loan: Option<Loan>,
-    /// Checksums, one for each block of `aligned()`. If empty, the blocks get none.
+    /// Checksums, one for each block of `aligned()`. If the list is empty, the blocks get no checksums.
     pub(crate) checksums: Vec<Checksum>,
 }
 
@@ -98,8 +98,8 @@ impl WritePlan {
         head.into_iter().chain(tail).collect()
     }
 
-    /// Sets the checksums of what is written, one for each block of `aligned()`. Checksums are stored with the commit,
-    /// so the blocks must have been written when its record is appended (`points_at_new_data`).
+    /// Sets the checksums of the written bytes, one for each block of `aligned()`. Checksums are stored with the
+    /// commit, so the blocks must have been written when its record is appended (`points_at_new_data`).
     pub fn set_checksums(&mut self, checksums: Vec<Checksum>) {
         assert_eq!(checksums.len() as u64, self.aligned().len() / BLOCK);
         self.checksums = checksums;
@@ -137,8 +137,8 @@ impl WritePlan {
         self.edges.push(Edge { file_block, physical: u64::MAX, keep: [0..head, tail..BLOCK as usize] });
     }
 
-    /// Whether the log record of the commit points to blocks that contain no durable bytes yet (`Order::AfterData` in
-    /// the zone), or sets checksums of blocks.
+    /// Returns whether the log record of the commit points to blocks that contain no durable bytes yet
+    /// (`Order::AfterData` in the zone), or sets checksums of blocks.
     pub fn points_at_new_data(&self) -> bool {
         !self.checksums.is_empty() || self.segments.iter().any(|s| s.kind != SegmentKind::InPlace)
     }
@@ -175,7 +175,7 @@ pub struct ReadSegment {
 /// A planned read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadPlan {
-    /// Bytes that exist: the requested range cut off at the object's end. May be empty.
+    /// Bytes that exist: the requested range cut off at the object's end. It may be empty.
     pub range: ByteRange,
     /// End of the object.
     pub end: u64,
@@ -191,7 +191,7 @@ impl ReadPlan {
         if self.range.is_empty() { self.range } else { self.range.align_out(BLOCK) }
     }
 
-    /// Whether all of it is zeros.
+    /// Returns whether all of it is zeros.
     pub fn is_hole(&self) -> bool {
         self.overlays.is_empty() && self.segments.iter().all(|s| s.physical.is_none())
     }
@@ -247,12 +247,12 @@ pub(crate) enum TrimChange {
 }
 
 impl TrimPlan {
-    /// Whether the truncate was applied before (a resend), so that nothing has to be done or logged.
+    /// Returns whether the truncate was applied before (a resend), so that nothing has to be done or logged.
     pub fn is_noop(&self) -> bool {
         self.change == TrimChange::Nothing
     }
 
-    /// Whether the commit's record needs `Order::AfterData`.
+    /// Returns whether the commit's record needs `Order::AfterData`.
     pub fn points_at_new_data(&self) -> bool {
         !self.edges.is_empty()
     }
@@ -267,7 +267,7 @@ pub struct Freed {
 }
 
 impl Freed {
-    /// Whether nothing was freed.
+    /// Returns whether nothing was freed.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
@@ -282,7 +282,7 @@ impl Freed {
         &self.runs
     }
 
-    /// Joins what two commits freed. At the release both records must be stable.
+    /// Joins what two commits freed. The record of both commits must be stable at the release.
     pub fn absorb(&mut self, other: Freed) {
         self.runs.extend(other.runs);
     }

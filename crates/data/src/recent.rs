@@ -2,9 +2,9 @@
 //!
 //! Owns: the bytes of these blocks. Does not own: which blocks are edges (`write`).
 //!
-//! Invariants: an image is what the disk has at its physical block, for as long as the object maps its file block
-//! there. A write of the file block removes the image, and an image whose file block was mapped elsewhere is not found.
-//! Bound: `BLOCKS_MAX` blocks of 4 KiB.
+//! Invariants: an image equals the content of its physical block on the disk, for as long as the object maps its file
+//! block there. A write of the file block removes the image, and an image whose file block was mapped elsewhere is not
+//! found. Bound: `BLOCKS_MAX` blocks of 4 KiB.
 
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};

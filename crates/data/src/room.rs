@@ -10,7 +10,7 @@ use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
 
 impl DataStore {
-    /// How many of the file blocks `from..to` the object has no blocks for.
+    /// The number of file blocks in `from..to` for which the object has no blocks.
     pub(crate) fn unmapped(&self, object: ObjectId, from: u64, to: u64) -> u64 {
         let Some(o) = self.objects.get(object) else { return to - from };
         holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
@@ -32,8 +32,8 @@ impl DataStore {
         self.growth_room(0)
     }
 
-    /// Of the blocks around `range`, those that a write adds to the zone and that are not promised to delayed bytes
-    /// either.
+    /// Counts, among the blocks around `range`, those that a write adds to the zone and that are not promised to
+    /// delayed bytes either.
     pub(crate) fn added_by(&self, object: ObjectId, range: ByteRange) -> u64 {
         let span = range.align_out(BLOCK);
         let (from, to) = (span.start / BLOCK, span.end / BLOCK);

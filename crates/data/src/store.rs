@@ -132,12 +132,12 @@ impl DataStore {
         self.delayed.check()
     }
 
-    /// The number of the memory in which delayed extents lie, if there may be any.
+    /// The number of the memory that contains delayed extents, if there may be any.
     pub fn memory(&self) -> Option<u64> {
         self.memory
     }
 
-    /// From now on delayed extents lie in memory `number`, or there are none. No extent lies in other memory.
+    /// From now on delayed extents lie in memory `number` and nowhere else; `None` means that there are none.
     pub fn set_memory(&mut self, number: Option<u64>, txn: &mut Txn) {
         debug_assert!(self.delayed.is_empty(), "delayed extents lie in the memory before");
         self.memory = number;
@@ -147,7 +147,7 @@ impl DataStore {
         }
     }
 
-    /// Gives up delayed bytes whose memory is gone. Logged bytes or the disk show again what they hid.
+    /// Gives up delayed bytes whose memory is gone. Where they hid logged bytes or the disk, these are visible again.
     pub fn drop_delayed(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         let weighed = self.weigh(object, range);
         self.delayed.cut_extents(object, range, txn);
@@ -187,7 +187,7 @@ impl DataStore {
         self.objects.of(ino).map(|(id, o)| (id, self.info(id, o)))
     }
 
-    /// As `objects_of`, without delayed bytes.
+    /// Works as `objects_of`, without delayed bytes.
     pub fn landed_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
         let info =
             |o: &Object| ObjectInfo { end: o.end, mtime: o.mtime(), generation: o.generation, blocks: o.blocks() };
@@ -242,8 +242,8 @@ impl DataStore {
         }
     }
 
-    /// Freed blocks that wait for their release. After `NoSpace`, if there are any, it is worth making the log stable,
-    /// releasing them, and trying again.
+    /// Freed blocks that wait for their release. After `NoSpace`, if there are such blocks, the caller should make the
+    /// log stable, release them and try again.
     pub fn pending_blocks(&self) -> u64 {
         self.pending
     }
@@ -253,7 +253,7 @@ impl DataStore {
         self.planned
     }
 
-    /// Frees blocks for reuse. To be called when the record that freed them is stable.
+    /// Frees blocks for reuse. It has to be called when the record that freed them is stable.
     pub fn release(&mut self, freed: Freed) {
         for run in freed.runs {
             self.alloc.free(run);
@@ -327,9 +327,9 @@ impl DataStore {
         plan
     }
 
-    /// Runs of blocks of an object with written data from `offset` on, at most `runs_max`. They are ascending, no two
-    /// touch, and none begins behind the block in which the object ends. The second value says up to where the list of
-    /// runs is complete. `None` means up to the object's end.
+    /// Runs of blocks of an object with written data from `offset` on, at most `runs_max`. The runs are ascending, no
+    /// two touch, and none begins behind the block in which the object ends. The second value says up to where the list
+    /// of runs is complete. `None` means up to the object's end.
     pub fn data_runs(&self, object: ObjectId, offset: u64, runs_max: usize) -> (Vec<ByteRange>, Option<u64>) {
         let mut runs: Vec<ByteRange> = Vec::new();
         let end = self.end_of(object);
@@ -358,7 +358,7 @@ impl DataStore {
     }
 
     /// Preallocates the holes of a range as unwritten blocks and appends the items to `txn`. Nothing has to be written.
-    /// It is a change of the file at `mtime`, even if no block was missing.
+    /// It counts as a change of the file at `mtime`, even if no block was missing.
     ///
     /// Errors: `Stale` for an old generation, `NoSpace` (nothing taken), `FileTooBig`.
     pub fn allocate(
@@ -431,7 +431,7 @@ impl DataStore {
     }
 
     /// Removes at most `items` extents and objects of a file, last stripes first, so that one record stays within the
-    /// log's bound. To be repeated until `done`; crashes in between do no harm.
+    /// log's bound. The call has to be repeated until `done`; crashes in between do no harm.
     pub fn destroy_some(&mut self, ino: Ino, items: usize, txn: &mut Txn) -> Destroyed {
         let mut freed = Freed::default();
         let mut left = items.max(1);
@@ -681,8 +681,8 @@ pub(crate) fn check_range(range: ByteRange) -> Result<()> {
     if range.end > FILE_MAX { Err(Errno::FileTooBig) } else { Ok(()) }
 }
 
-/// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. There are none
-/// behind `end`.
+/// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. No block behind
+/// `end` is included.
 fn covered_blocks(overlays: &[Overlay], range: ByteRange, end: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<ByteRange> = Vec::new();
     for o in overlays {

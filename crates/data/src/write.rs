@@ -2,11 +2,11 @@
 //!
 //! Owns: these steps. Does not own: their I/O and the order of records (the server).
 //!
-//! A written block that the write covers up to the object's end is overwritten in place like a whole one. Whichever of
-//! its sectors a crash leaves old or new, no byte outside the write changes, and the bytes behind the end are zero
-//! before and after. A write may go beyond the bytes that were below the end when the block was mapped
-//! (`Object::filled`). Then it takes a new block even if it covers all old bytes, because a crash may bring back the
-//! old end, and bytes behind an end must be zero.
+//! If a write covers a written block up to the object's end, the block is overwritten in place like one that is covered
+//! as a whole. Whichever of its sectors a crash leaves old or new, no byte outside the write changes, and the bytes
+//! behind the end are zero before and after. A write may go beyond the bytes that were below the end when the block was
+//! mapped (`Object::filled`). Then it takes a new block even if it covers all old bytes, because a crash may bring back
+//! the old end, and bytes behind an end must be zero.
 
 use crate::alloc::{Purpose, Run};
 use crate::checksums::{Checksum, Checksums};
@@ -33,8 +33,8 @@ impl DataStore {
     /// Blocks that `fresh` selects are not overwritten in place: until the commit all readers get the old bytes, even
     /// after a crash in the middle of the write. The blocks that the write adds come from the grant of `holder`.
     ///
-    /// Errors: `Stale` if a truncate came after the request was sent; `NoSpace` (nothing was taken); `FileTooBig`;
-    /// `Inval` for an empty range.
+    /// Errors: `Stale` if a truncate was executed after the request was sent; `NoSpace` (nothing was taken);
+    /// `FileTooBig`; `Inval` for an empty range.
     pub fn plan_write(
         &mut self,
         object: ObjectId,
@@ -47,8 +47,8 @@ impl DataStore {
         self.plan_blocks(object, range, fresh, Purpose::Growth, holder)
     }
 
-    /// As `plan_write`, for a write that found no space: blocks that replace others may come from the reserve. Only one
-    /// caller at a time plans in this way, and the blocks that it freed before have been released. At most
+    /// Works as `plan_write`, for a write that found no space: blocks that replace others may come from the reserve.
+    /// Only one caller at a time plans in this way, and the blocks that it freed before have been released. At most
     /// `overwrite_room` blocks at a time find space.
     pub fn plan_overwrite(
         &mut self,
@@ -67,7 +67,7 @@ impl DataStore {
         self.alloc.room(Purpose::Overwrite).saturating_sub(self.delayed.promised())
     }
 
-    /// Whether there is space for the blocks that a write of `range` adds to its object, including the grant of
+    /// Returns whether there is space for the blocks that a write of `range` adds to its object, including the grant of
     /// `holder`.
     pub fn has_room_to_grow(&self, object: ObjectId, range: ByteRange, holder: Option<SessionId>) -> bool {
         let span = range.align_out(BLOCK);
@@ -84,8 +84,8 @@ impl DataStore {
     }
 
     /// Plans to write delayed bytes to blocks, and what lies between them in their blocks. `range` is one of
-    /// `Delayed::runs`, whose blocks the caller holds exclusively. There is space: it was reserved when the bytes were
-    /// accepted.
+    /// `Delayed::runs`, whose blocks the caller holds exclusively. There is space, because it was reserved when the
+    /// bytes were accepted.
     ///
     /// Errors: `NoSpace` if the file system below has no storage for what was reserved.
     pub fn plan_flush(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh) -> Result<WritePlan> {
@@ -204,7 +204,7 @@ impl DataStore {
     }
 
     /// Removes the checksums of the blocks that a range covers, so that the blocks may be overwritten in place when the
-    /// record is stable. Appends nothing if there are none.
+    /// record is stable. Appends nothing if there are no such checksums.
     pub fn forget_checksums(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         let Some(o) = self.objects.get(object) else { return };
         let (from, to) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
@@ -221,7 +221,7 @@ impl DataStore {
 
     /// Gives blocks without checksums the checksums of their bytes as they were read, one for each block from
     /// `physical` on. The caller has kept them from being written since it read them, and the record follows their
-    /// bytes (`Order::AfterData`). Returns how many blocks had none.
+    /// bytes (`Order::AfterData`). Returns how many blocks had no checksum.
     pub fn adopt_checksums(&mut self, physical: u64, read: &[Checksum], txn: &mut Txn) -> u64 {
         let mut all = self.checksums.of_run(physical, read.len() as u64);
         let mut adopted = 0;
@@ -254,12 +254,12 @@ impl DataStore {
         Ok(blocks)
     }
 
-    /// Takes from the grant of `holder` what accepting `range` needs, and appends that to the record. To be called in
-    /// the same step as `accept`, and before it.
+    /// Takes from the grant of `holder` what accepting `range` needs, and appends that to the record. It has to be
+    /// called before `accept`, in the same step.
     pub fn spend_grant(&mut self, object: ObjectId, range: ByteRange, holder: Option<SessionId>, txn: &mut Txn) {
         let own = self.own_part(object, range, holder);
         if let Some(loan) = holder.filter(|_| own > 0).and_then(|session| self.grants.lend(session, own)) {
-            // The blocks that the write promises besides are subtracted from the room first.
+            // The blocks that the write itself will take are subtracted from the room first.
             let others = range.align_out(BLOCK).len() / BLOCK;
             self.grants.spend(loan, own, self.growth_room(0).saturating_sub(others), txn);
         }
@@ -280,7 +280,7 @@ impl DataStore {
         self.delayed.cut_extents(object, range, txn);
         let o = self.objects.or_default(object);
         if !o.has_item() {
-            // With an item, the object is found among the objects of its file.
+            // If it has an item, the object is found among the objects of its file.
             o.note_item();
             o.log_object(object, txn);
         }
@@ -348,8 +348,7 @@ fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: 
             need(x, x + 1);
             at = x + 1;
         }
-        // If a block with a checksum were overwritten in place, a crash could leave bytes that cannot be told from
-        // damage.
+        // If a block with a checksum were overwritten in place, a crash could leave bytes that look like damage.
         let verified = if e.written { checksums.known(e.physical, u64::from(e.blocks)) } else { Vec::new() };
         let verified = verified.into_iter().map(|physical| b + (physical - e.physical));
         let mut looked: Vec<u64> = special.iter().copied().filter(|&x| e.written && (b..end).contains(&x)).collect();

@@ -2,13 +2,13 @@
 //! the plans, with crashes of the machine in between.
 //!
 //! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become stable
-//! only sometimes. A crash forgets the others and loses or tears a write that was under way.
+//! only sometimes. A crash forgets all other changes, and loses or tears a write that was under way.
 //!
 //! Blocks get checksums in some stretches of the operations. If a block has a checksum, its content matches the
 //! checksum in every state after a crash.
 //!
-//! Writes are also accepted into memory and flushed later. Records are kept only sometimes. A kill of the process
-//! forgets those that are not kept, and leaves the memory as it is. A crash of the machine destroys the memory.
+//! Writes are also accepted into memory and flushed later. Records are kept only sometimes. A kill of the process loses
+//! those that are not kept, and does not change the memory. A crash of the machine destroys the memory.
 
 use amphi_data::{
     Checksum, DataStore, Freed, Fresh, Memory, Overlay, PagePool, Preallocate, ReadPlan, Resize, complete_edges,
@@ -82,12 +82,13 @@ struct Bench {
     /// The state after a crash of the machine.
     stable_items: Items,
     stable_model: BTreeMap<ObjectId, Model>,
-    /// Bytes written since the last stable point: a crash may leave the old or the new ones.
+    /// Bytes written since the last stable point: after a crash they may be the old or the new ones.
     written: BTreeMap<ObjectId, Vec<bool>>,
     freed: Vec<Freed>,
     clock: u64,
     txns: Vec<Txn>,
-    /// The state after a kill of the process, as with the machine; the bytes written since.
+    /// The state after a kill of the process, in the same form as the state of the machine; and the bytes written
+    /// since.
     kept_items: Items,
     kept_model: BTreeMap<ObjectId, Model>,
     unkept: BTreeMap<ObjectId, Vec<bool>>,
@@ -252,8 +253,8 @@ impl Bench {
         Ok(Some(plan))
     }
 
-    /// A write that found no space, with the reserve for overwrites. It is refused if it grows where nothing may, or
-    /// has more blocks than the reserve; not for another reason.
+    /// A write that found no space, with the reserve for overwrites. It is refused if it grows the object where nothing
+    /// may grow, or if it has more blocks than the reserve, and for no other reason.
     fn overwrite(
         &mut self,
         object: ObjectId,
@@ -320,7 +321,7 @@ impl Bench {
         }
     }
 
-    /// Accepts a write into memory; `killed`: the process ends in front of the record. Whether there was room.
+    /// Accepts a write into memory; `killed`: the process ends in front of the record. Returns whether there was room.
     fn accept(&mut self, object: ObjectId, range: ByteRange, killed: bool) -> Result<bool, String> {
         let generation = self.model.get(&object).map_or(0, |m| m.generation);
         match self.store.check_accept(object, range, generation, None) {
@@ -577,7 +578,7 @@ impl Bench {
                     }
                 }
                 self.model.retain(|o, _| o.ino != ino);
-                // The truncate generations are gone with the objects; so are the bytes written to them.
+                // The truncate generations of these objects are lost, and so are the bytes that were written to them.
                 self.written.retain(|o, _| o.ino != ino || self.stable_model.contains_key(o));
                 self.unkept.retain(|o, _| o.ino != ino || self.kept_model.contains_key(o));
             }
@@ -677,7 +678,7 @@ impl Bench {
         self.stable_model = self.model.clone();
         self.written.clear();
         self.keep();
-        // A start brings what the log had to the disk, and may be cut off before it is stable.
+        // A start writes the contents of the log to the disk, and may be interrupted before these are stable.
         if self.clock.is_multiple_of(2) {
             self.flush_all()?;
             self.stable();
@@ -724,8 +725,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Every byte of a hole is zero, runs of data ascend without touching, and those requested in parts are those
-    /// requested at once.
+    /// Every byte of a hole is zero, runs of data ascend without touching, and requests for parts return the same runs
+    /// as one request for all.
     fn compare_seek(&self, object: ObjectId, bytes: &[u8]) -> Result<(), String> {
         let (all, known_to) = self.store.data_runs(object, 0, usize::MAX);
         ensure!(known_to.is_none(), "not all of {object:?}");
@@ -896,12 +897,13 @@ fn a_full_zone_can_shrink() {
     let (_, free) = store.space();
     let _ = txn_of(&mut store, id(0), ByteRange::at(0, free * BLOCK));
     assert_eq!(store.plan_write(id(1), ByteRange::at(0, 1), 0, Fresh::Needed, None), Err(Errno::NoSpace));
-    // Whole blocks in place need no space; an edge does.
+    // Overwrites of whole blocks in place need no space; an edge block does.
     let plan = store.plan_write(id(0), ByteRange::at(0, 10 * BLOCK), 0, Fresh::Needed, None).unwrap();
     assert!(!plan.points_at_new_data());
     store.abort_write(plan);
     assert_eq!(store.plan_write(id(0), ByteRange::at(5, 10), 0, Fresh::Needed, None), Err(Errno::NoSpace));
-    // Overwrites find what is kept back, up to what is left to truncates; growth does not.
+    // Overwrites can use the blocks that are kept back, except those that are left to truncates; writes that grow an
+    // object cannot.
     let (room, end) = (store.overwrite_room(), free * BLOCK);
     let most = store.plan_overwrite(id(0), ByteRange::at(0, room * BLOCK), 0, Fresh::Written, None).unwrap();
     assert_eq!((most.segments.iter().map(|s| u64::from(s.blocks)).sum::<u64>(), room), (8, 8));

@@ -39,9 +39,9 @@ pub struct CacheLimits {
     pub trim_batch: usize,
     /// Cancels for which no mount waits are sent together after this time, unless another message carries them.
     pub cancel_linger_ns: u64,
-    /// This many returned locks make a cancel message leave. With 1 each lock is sent alone, otherwise up to
-    /// [`CANCEL_BATCH`] together. A mount that locks all of an object has to call back each lock whose cancel was not
-    /// sent yet.
+    /// This many returned locks make a cancel message leave. With 1 each lock is sent in its own message, otherwise up
+    /// to [`CANCEL_BATCH`] together. A mount that locks all of an object has to call back each lock whose cancel was
+    /// not sent yet.
     pub cancel_batch: usize,
 }
 
@@ -61,7 +61,7 @@ impl Default for CacheLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use = "a pinned lock that is never unpinned is never given back"]
 pub struct LockRef {
-    /// The lock's id, to be named in I/O that is sent under it.
+    /// The lock's id, which I/O under the lock names.
     pub id: LockId,
 }
 
@@ -83,7 +83,7 @@ pub struct RequestId(pub u64);
 pub enum Granted {
     /// The lock is held, and pinned for the caller that requested it.
     Pinned(LockRef),
-    /// No caller waits for the lock any more. It will be returned without further calls.
+    /// No caller waits for the lock any more. The lock will be returned without further calls.
     Unwanted,
 }
 
@@ -158,7 +158,7 @@ pub struct HeldLock {
 /// Stages of a lock, in this order; `docs/locking/extent_locks.md` has the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Held and usable.
+    /// The lock is held and usable.
     Usable,
     /// The lock gets no new users, and waits for those in progress.
     Closing,
@@ -204,7 +204,7 @@ struct ObjectLocks {
     /// Unanswered requests.
     asked: BTreeSet<RequestId>,
     /// Callbacks for locks that are not known yet, with the newest request at that time. Only requests up to that one
-    /// can be answered with the lock, so the entry is removed when they are answered.
+    /// can be answered with the lock, so the entry is removed when they have been answered.
     early: BTreeMap<LockId, RequestId>,
 }
 
@@ -233,7 +233,7 @@ pub struct LockCache {
     ready: VecDeque<LockId>,
     /// Returned locks whose cancel was not sent yet.
     cancels: BTreeSet<LockId>,
-    /// When these cancels have to be sent. `None` while there are none.
+    /// When these cancels have to be sent. It is `None` while there are no such cancels.
     cancels_due_ns: Option<u64>,
     now_ns: u64,
     /// Locks that were returned by age or by the bound, since the last `take_aged`.
@@ -274,7 +274,7 @@ impl LockCache {
         self.locks.len()
     }
 
-    /// Whether no lock is held.
+    /// Returns whether no lock is held.
     pub fn is_empty(&self) -> bool {
         self.locks.is_empty()
     }
@@ -306,7 +306,7 @@ pub(crate) mod inspect {
     //! State that the model tests check.
     use super::*;
 
-    /// One lock, for comparison.
+    /// The state of one lock, for comparison.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub(crate) struct Seen {
         pub id: LockId,

@@ -13,9 +13,9 @@
 //! * The locks of one owner on a file are disjoint, and adjacent ones of the same kind are one lock.
 //! * A waiting request has changed nothing, except that a conversion of a flock has lost the old lock.
 //! * A request waits only for held locks, or behind an earlier conflicting request. A request waits behind an earlier
-//!   request only if its owner holds no lock on the file. It then waits only until its next check, one every
+//!   request only if its owner holds no lock on the file. The request then waits only until its next check, one every
 //!   [`FileLockLimits::yield_ns`].
-//! * While every POSIX owner has at most one waiting request, owners never wait for each other in a cycle.
+//! * While every POSIX owner has at most one waiting request, no cycle of owners that wait for each other is possible.
 //!
 //! Numbers: 1,048,576 locks may be held, and 65,536 requests may wait. So every step is O(log n), plus the caller's own
 //! locks in the range, plus the requests that are checked again. Requests that wait for the same byte form a chain:
@@ -53,11 +53,11 @@ pub struct FileLockLimits {
     pub max_waits: usize,
     /// Most requests that wait for one file, in one of the two tables.
     pub max_waits_per_file: usize,
-    /// Most locks that are examined in search of a deadlock. If there are more, the request waits, and its caller can
-    /// interrupt it.
+    /// Most locks that are examined in search of a deadlock. If the search would need more steps, the request waits,
+    /// and its caller can interrupt it.
     pub max_cycle_steps: usize,
-    /// A request that waits only behind earlier waiting requests passes them at its next check. Checks come in these
-    /// intervals; greater than zero.
+    /// A request that waits only behind earlier waiting requests passes them at its next check. The checks are made at
+    /// these intervals, which are greater than zero.
     pub yield_ns: u64,
 }
 
@@ -77,9 +77,11 @@ impl Default for FileLockLimits {
 /// Which system call made the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LockFamily {
-    /// `fcntl(F_SETLK)`: owned by a process. Also for front ends that cannot tell OFD locks apart.
+    /// `fcntl(F_SETLK)`: owned by a process. Front ends that cannot distinguish OFD locks use this kind for them as
+    /// well.
     Posix,
-    /// `fcntl(F_OFD_SETLK)`: owned by an open file. Conflicts with POSIX locks. No deadlocks are searched for.
+    /// `fcntl(F_OFD_SETLK)`: owned by an open file. Conflicts with POSIX locks. The server searches for no deadlocks of
+    /// these owners.
     OpenFile,
     /// `flock`: owned by an open file, for whole files only. Conflicts with no lock of the other families.
     Flock,
@@ -117,7 +119,8 @@ pub struct FileLock {
     pub ino: Ino,
     /// Shared or exclusive.
     pub kind: LockKind,
-    /// The locked bytes, as [`record_range`] makes them. A `flock` covers the whole file, whatever this range is.
+    /// The locked bytes, in the form that [`record_range`] returns. A `flock` covers the whole file, whatever this
+    /// range is.
     pub range: ByteRange,
 }
 
@@ -153,7 +156,7 @@ pub struct WaitGranted {
     pub owner: LockOwner,
 }
 
-/// Why a request was refused. Nothing has changed, except as [`FileLockRefusal::WouldBlock`] says.
+/// The reason why a request was refused. Nothing has changed, except as [`FileLockRefusal::WouldBlock`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileLockRefusal {
     /// The range is empty, or starts beyond the largest file offset: `EINVAL`.
@@ -205,8 +208,8 @@ pub struct DroppedFileLocks {
     pub waits: Vec<WaitId>,
 }
 
-/// The bytes from `start` to `end` inclusive, as the kernel and FUSE name them. An `end` at the largest offset or
-/// beyond means to the end of every file.
+/// The range from byte `start` to byte `end` inclusive, as the kernel and FUSE express it. An `end` at the largest
+/// offset or beyond means to the end of every file.
 pub fn record_range(start: u64, end: u64) -> Result<ByteRange, FileLockRefusal> {
     if start > end || start > OFFSET_MAX {
         return Err(FileLockRefusal::Invalid);
@@ -214,13 +217,13 @@ pub fn record_range(start: u64, end: u64) -> Result<ByteRange, FileLockRefusal> 
     Ok(ByteRange::new(start, if end >= OFFSET_MAX { u64::MAX } else { end + 1 }))
 }
 
-/// First and last byte of a range that is not empty, as FUSE takes them.
+/// First and last byte of a range that is not empty, as FUSE expresses it.
 pub fn inclusive(range: ByteRange) -> (u64, u64) {
     (range.start, range.end.saturating_sub(1).min(OFFSET_MAX))
 }
 
 /// The number of an owner in these tables. The trees store one number with each range, by which a search can leave out
-/// one owner. In the lock server it is a session, here it is an owner.
+/// one owner. In the lock server this number is a session, here it is an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Party(u64);
 
@@ -263,7 +266,7 @@ fn conflicting(kind: LockKind) -> std::ops::Range<usize> {
     if kind == LockKind::Exclusive { 0..2 } else { 1..2 }
 }
 
-/// One held lock. Owner, file and start are its key.
+/// One lock that is held. Owner, file and start are its key.
 #[derive(Clone, Copy)]
 #[cfg_attr(test, derive(Debug))]
 struct Piece {
@@ -331,8 +334,8 @@ impl FileLocks {
         }
     }
 
-    /// Takes a lock, or converts what the owner holds of that range, in one step. This is `fcntl(F_SETLK, F_SETLKW)`
-    /// with `F_RDLCK` or `F_WRLCK`, and `flock` with `LOCK_SH` or `LOCK_EX`.
+    /// Takes a lock, or converts the locks that the owner has on that range, in one step. This is `fcntl(F_SETLK,
+    /// F_SETLKW)` with `F_RDLCK` or `F_WRLCK`, and `flock` with `LOCK_SH` or `LOCK_EX`.
     pub fn set(&mut self, now_ns: u64, lock: FileLock, asking: Asking) -> Result<Outcome, FileLockRefusal> {
         let table = lock.owner.family.table();
         let range = range_of(&lock)?;
@@ -444,7 +447,8 @@ impl FileLocks {
         sessions.into_iter().take(max).collect()
     }
 
-    /// Restores a lock that its owner held before the server restarted. To be called before new requests are accepted.
+    /// Restores a lock that its owner held before the server restarted. It has to be called before new requests are
+    /// accepted.
     pub fn restore(&mut self, lock: FileLock) -> Result<(), FileLockRefusal> {
         let table = lock.owner.family.table();
         let range = range_of(&lock)?;
@@ -518,12 +522,12 @@ impl FileLocks {
         (self.pieces.len(), self.waits.len())
     }
 
-    /// Whether no lock is held and no request waits.
+    /// Returns whether no lock is held and no request waits.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.waits.is_empty()
     }
 
-    /// Whether `more` locks are within the bounds, including those that waiting requests may add.
+    /// Returns whether `more` locks are within the bounds, including those that waiting requests may add.
     fn room(&self, file: &File, more: usize) -> bool {
         self.pieces.len() + 2 * self.waits.len() + more <= self.limits.max_locks
             && file.locks + 2 * file.waits + more <= self.limits.max_locks_per_file
@@ -538,9 +542,9 @@ impl FileLocks {
         conflicting(kind).find_map(|tree| self.forest.find(file.held[tree], &search))
     }
 
-    /// A waiting request of another owner, older than `before` if that is given, that conflicts with this one. Of those
-    /// with the same start it is the latest, so that many requests form a chain in which each release wakes one of
-    /// them.
+    /// A waiting request of another owner, older than `before` if that is given, that conflicts with this one. If
+    /// several have the same start, it is the latest, so that many requests form a chain in which each release wakes
+    /// one of them.
     fn waiting_conflict(
         &self,
         file: &File,

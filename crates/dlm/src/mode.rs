@@ -4,8 +4,8 @@
 //!
 //! Invariant: conflict is symmetric. Two locks of one session conflict only if both are direct requests, or if one of
 //! them is a group lock. A mount orders its own I/O itself, so its own locks need not exclude each other in other
-//! cases. Two direct requests must, because each is atomic. And data that a mount cached before it joined a group has
-//! to be dropped.
+//! cases. Two direct requests must, because each is atomic. In addition, data that a mount cached before it joined a
+//! group has to be dropped.
 
 use amphi_types::{ByteRange, SessionId};
 
@@ -13,7 +13,7 @@ use amphi_types::{ByteRange, SessionId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// Read and cache clean data; shared.
+    /// The holder may read, and cache clean data; the mode is shared.
     Read = 0,
     /// Read, change and cache dirty data; exclusive. A `Write` lock permits everything that a `Read` lock permits.
     Write = 1,
@@ -34,7 +34,7 @@ impl Mode {
         self as u8
     }
 
-    /// Whether a lock of this mode permits what `other` permits.
+    /// Returns whether a lock of this mode permits what `other` permits.
     pub fn covers(self, other: Mode) -> bool {
         self >= other
     }
@@ -53,11 +53,12 @@ pub enum Owner {
     /// lasts as long as it, never grows and is never called back.
     Direct(SessionId),
     /// As `Direct`, for bytes that the session has changed under cached locks of its own (even read locks) and now
-    /// writes back. It passes all waiting requests. One of them may wait for just such a lock, whose return waits for
-    /// this request. The lock server treats a `Holder` as `Direct` if the session no longer holds a lock on the bytes.
+    /// writes back. It passes all waiting requests. One of the waiting requests may wait for just such a lock, whose
+    /// return waits for this request. The lock server treats a `Holder` as `Direct` if the session no longer holds a
+    /// lock on the bytes.
     Holder(SessionId),
     /// As `Direct`, for a session that holds a lock of that group on the object. The lock server turns `Direct` into
-    /// this by itself.
+    /// this kind itself.
     Member(SessionId, GroupId),
     /// A client that does its I/O under a group lock, which always covers all bytes. It excludes everything but locks
     /// of the same group and their members' direct requests. A group lock is never called back and never overdue.
@@ -76,7 +77,7 @@ impl Owner {
         }
     }
 
-    /// Whether the target itself holds the lock.
+    /// Returns whether the target itself holds the lock.
     pub fn is_direct(self) -> bool {
         matches!(self, Owner::Direct(_) | Owner::Holder(_) | Owner::Member(..))
     }
@@ -86,7 +87,7 @@ impl Owner {
         if let Owner::Group(_, group) = self { Some(group) } else { None }
     }
 
-    /// Whether locks of both owners never conflict.
+    /// Returns whether locks of both owners never conflict.
     pub fn exempt(self, other: Owner) -> bool {
         use Owner::{Group, Member};
         match (self, other) {
@@ -97,7 +98,7 @@ impl Owner {
     }
 }
 
-/// Whether two locks on one object exclude each other.
+/// Returns whether two locks on one object exclude each other.
 pub fn conflict(a: (Owner, Mode, ByteRange), b: (Owner, Mode, ByteRange)) -> bool {
     (a.1 == Mode::Write || b.1 == Mode::Write) && a.2.overlaps(&b.2) && !a.0.exempt(b.0)
 }

@@ -42,12 +42,12 @@ pub struct LockLimits {
     pub max_direct: usize,
     /// A client that has neither returned a lock nor made progress this long after the callback is overdue.
     pub callback_deadline_ns: u64,
-    /// With more incompatible locks than this on an object, growth is cut. 0: growth is never cut.
+    /// If an object has more incompatible locks than this, growth is limited. 0: growth is never cut.
     pub crowd_locks: usize,
-    /// On a crowded object a grant ends this many bytes after its start. 0: growth is not cut.
+    /// On an object with many locks, a grant ends this many bytes after its start. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
-    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. 1 leaves them as
-    /// they are.
+    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. The value 1 leaves
+    /// the requests unchanged.
     pub granularity_bytes: u64,
     /// Whether grants may be larger than their requests.
     pub grows: bool,
@@ -85,14 +85,14 @@ pub struct LockRequest {
     pub growth: Growth,
 }
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The range is empty.
     EmptyRange,
     /// The table is full. Cached locks have to be returned first, or the I/O goes direct.
     Full,
-    /// The request must not wait, and something conflicts with it.
+    /// The request must not wait, and another lock or request conflicts with it.
     WouldBlock,
     /// A lock that was held before a restart conflicts with one that another client holds, or its id does not belong to
     /// an earlier start.
@@ -130,8 +130,8 @@ pub enum Action {
         /// Whether the object is contended.
         contended: bool,
     },
-    /// Send the session a callback for the lock. It is reported once for each lock. The message may overtake the one
-    /// with the grant.
+    /// Send the session a callback for the lock. Each callback is reported once. The message may overtake the one with
+    /// the grant.
     Callback {
         /// The lock.
         id: LockId,
@@ -171,7 +171,8 @@ pub struct LockCounts {
     /// Number of these that became contended because of the time of few hand-overs, not because of the number of
     /// conflicts.
     pub contended_waiting: u64,
-    /// Number of these that became contended with their first ping-pong, because other objects were contended before.
+    /// Number of these that became contended with their first ping-pong, because other objects had become contended
+    /// before.
     pub contended_foreseen: u64,
     /// Hand-overs after which the session that lost the lock requested it again too soon.
     pub ping_pongs: u64,
@@ -259,8 +260,8 @@ impl Object {
     }
 }
 
-/// The trees whose locks conflict with (`owner`, `mode`) where they overlap, each with the session that is exempt in
-/// it.
+/// The trees whose locks conflict with (`owner`, `mode`) where they overlap; each comes with the session that it
+/// excepts.
 fn conflicting(owner: Owner, mode: Mode) -> impl Iterator<Item = (usize, Option<SessionId>)> {
     let writes = |class: usize| matches!(class, 1 | 3 | GROUP | 6);
     (0..CLASSES).filter(move |&class| mode == Mode::Write || writes(class)).map(move |class| {
@@ -321,7 +322,7 @@ impl LockSpace {
         }
     }
 
-    /// Sets other limits from now on. Granted locks stay as they are.
+    /// Sets the limits that apply from now on. Granted locks stay as they are.
     pub fn tune(&mut self, limits: LockLimits) {
         assert!(limits.granularity_bytes.is_power_of_two(), "lock granularity is a power of two");
         self.limits = limits;
@@ -354,7 +355,7 @@ impl LockSpace {
         None
     }
 
-    /// Whether the object is contended. Each answer to a lock request, read or write reports this.
+    /// Returns whether the object is contended. Each answer to a lock request, read or write reports this.
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
         self.contention.contended(now_ns, object)
     }
@@ -403,8 +404,8 @@ impl LockSpace {
         self.forest.highest(tree, below).map(|entry| (entry.id, entry.session, entry.range))
     }
 
-    /// Whether `session` holds a cached or group lock that permits `mode` on all of `range`. To be checked before I/O
-    /// is submitted that a client sends under its lock.
+    /// Returns whether `session` holds a cached or group lock that permits `mode` on all of `range`. Has to be checked
+    /// before the target submits I/O that a client sends under its lock.
     pub fn holds(&self, session: SessionId, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         self.locks.get(&id).is_some_and(|lock| {
             !lock.owner.is_direct()
@@ -416,7 +417,7 @@ impl LockSpace {
         })
     }
 
-    /// Whether there is a lock or request with this id.
+    /// Returns whether there is a lock or request with this id.
     pub fn contains(&self, id: LockId) -> bool {
         self.locks.contains_key(&id)
     }
@@ -465,7 +466,7 @@ impl LockSpace {
         (self.locks.len() - self.direct_count, self.direct_count)
     }
 
-    /// Whether there is no lock and no request.
+    /// Returns whether there is no lock and no request.
     pub fn is_empty(&self) -> bool {
         self.locks.is_empty()
     }
@@ -505,7 +506,7 @@ pub(crate) mod inspect {
     //! State that the model tests check.
     use super::*;
 
-    /// One lock or request, for comparison.
+    /// The state of one lock or request, for comparison.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub(crate) struct Seen {
         pub id: LockId,

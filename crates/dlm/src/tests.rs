@@ -19,7 +19,7 @@ use amphi_types::{ByteRange, Ino, ObjectId};
 pub(crate) enum PlantedBug {
     /// Every third request meets no conflict.
     MissConflict,
-    /// A request does not wait for those asked before it.
+    /// A request does not wait for requests that arrived before it.
     JumpQueue,
     /// Callbacks are noted but not sent.
     LoseCallback,

@@ -2,8 +2,8 @@
 //!
 //! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
 //! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks. These
-//! state machines make the decisions. `server` and `client` carry them out while there is more than one mount.
-//! `docs/locking/tokens.md` has the protocol and why it cannot deadlock.
+//! state machines only make the decisions. `server` and `client` carry them out while there is more than one mount.
+//! `docs/locking/tokens.md` has the protocol and the reason why it cannot deadlock.
 //!
 //! Invariants, checked by the model tests:
 //!
@@ -11,7 +11,7 @@
 //! * A client answers a revocation by itself: it sends no request to the server and waits for no call of its own.
 //!
 //! The numbers that drove the design: a warm `stat` or path walk must cost no round trip. A token must not take more
-//! memory than the inode that it covers. It takes about 200 bytes at the server, and one number in each reply.
+//! memory than the inode that it covers. A token takes about 200 bytes at the server, and one number in each reply.
 //!
 //! The race that token numbers decide: a reply with a grant and the push that revokes it travel on different lanes.
 //! Every grant has a number, and later ones are larger. A revocation names the number up to which the grants of its
@@ -28,8 +28,8 @@ mod tests;
 use amphi_types::SessionId;
 pub use amphi_types::TokenKey;
 
-/// Number of a grant. It grows within a target across all its restarts: the upper 16 bits count starts of the target,
-/// the lower 48 bits grants since then.
+/// Number of a grant. The number grows within a target across all its restarts: the upper 16 bits count starts of the
+/// target, the lower 48 bits grants since then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenNumber(pub u64);
 
@@ -46,7 +46,7 @@ impl TokenNumber {
     }
 }
 
-/// The part of a reply that grants the right to cache what it shows.
+/// The part of a reply that grants the right to cache the values in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grant {
     /// The number of the grant.
@@ -55,7 +55,7 @@ pub struct Grant {
     pub life_ns: u64,
 }
 
-/// Id of a revocation, unique within a target over all its restarts as [`TokenNumber`] is.
+/// Id of a revocation; it is unique within a target over all its restarts, like [`TokenNumber`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RevokeId(pub u64);
 
@@ -72,7 +72,7 @@ pub struct Revoke {
     pub keys: Vec<TokenKey>,
 }
 
-/// Most keys in one revocation. More are sent in several revocations.
+/// Most keys in one revocation. If a change has more keys, several revocations are sent.
 pub const REVOKE_KEYS: usize = 512;
 
 /// A mistake that tests plant in the state machines. The checks have to find each of them.
@@ -85,13 +85,13 @@ pub(crate) enum PlantedBug {
     OverlookRevoked,
     /// A change continues at once when a holder has been cut off.
     IgnoreCutOff,
-    /// A change continues after a restart without waiting for the sessions known before.
+    /// After a restart, a change continues without waiting for the sessions known before.
     SkipRecovery,
     /// A revocation that overtakes a grant is not remembered by the client.
     NoBarrier,
     /// A grant that is overtaken by the answer to the client's own change is not made void.
     NoOwnBarrier,
-    /// The client keeps its copies while a change of its own is under way.
+    /// The client keeps its cached values while one of its own changes is under way.
     KeepOwn,
     /// The client counts the life of a token from the reply.
     LifeFromReply,

@@ -3,14 +3,14 @@
 //! Owns: ranges ordered by (start, id), with the summaries that let a search skip subtrees. Does not own: the meaning
 //! of the ranges.
 //!
-//! Each tree is a treap. Its priorities are a hash of the id, so the shape is a function of the contents. A node knows
+//! Each tree is a treap. The priorities are a hash of the id, so the shape depends only on the contents. A node knows
 //! four things of its subtree:
 //!
 //! * the largest end, to find overlaps;
 //! * the smallest id, to find earlier requests;
 //! * whether all of it belongs to one session, whose own locks never conflict and are skipped as a whole;
-//! * whether any lock in it was not yet called back, so that many requests for the same locks do not visit them again
-//!   and again.
+//! * whether any lock in it was not called back yet, so that many requests for the same locks do not visit these locks
+//!   repeatedly.
 //!
 //! Invariant: ranges are not empty, and (start, id) is unique in a tree.
 
@@ -19,7 +19,7 @@ use amphi_types::{ByteRange, SessionId};
 
 const NIL: u32 = u32::MAX;
 
-/// One range in a tree.
+/// A range in a tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub range: ByteRange,
@@ -187,7 +187,7 @@ impl Forest {
         found != NIL
     }
 
-    /// Whether no node of the subtree can match.
+    /// Returns whether no node of the subtree can match.
     fn skip(&self, at: u32, search: &Search) -> bool {
         if at == NIL {
             return true;
@@ -349,7 +349,7 @@ impl Forest {
         }
     }
 
-    /// The range with the highest (start, id) below `below`, or of all.
+    /// The range with the highest (start, id) below `below`; without `below`, the highest of all.
     pub fn highest(&self, tree: Tree, below: Option<(u64, LockId)>) -> Option<Entry> {
         let (mut at, mut best) = (tree.0, None);
         while at != NIL {

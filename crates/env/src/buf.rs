@@ -9,8 +9,8 @@
 //! neighbours. Memory is returned when its last part is dropped.
 //!
 //! A cache that writes back keeps parts of one memory and has to pass all of them on without a copy. It makes one
-//! buffer of adjacent parts that it continues to hold (`shared`). Such a buffer is read only. A change of it is made in
-//! a copy, and so is a change of the parts by their holder (`Arc::get_mut`).
+//! read-only buffer of adjacent parts that it continues to hold (`shared`). Such a buffer is read only. A change of it
+//! is made in a copy, and so is a change of the parts by their holder (`Arc::get_mut`).
 //!
 //! Invariants: `room.start <= start <= end <= room.end`. The rooms of the parts of one memory do not overlap, so each
 //! part is exclusive in its room and `&mut` is really exclusive. Positions count from the memory's aligned start, in
@@ -38,7 +38,8 @@ static PLANT: AtomicBool = AtomicBool::new(false);
 /// From now on `scratch` memory has the same content each time. A simulation must not differ from run to run, and bytes
 /// that were never written must be distinguishable from zeros.
 pub(crate) fn plant_scratch() {
-    // Simulated processes share the arena, so which buffers lie there depends on nothing that was before.
+    // Simulated processes share the arena, and all their buffers lie in it, so that this does not depend on earlier
+    // runs.
     arena::pass_memory_everywhere();
     PLANT.store(true, Ordering::Relaxed);
 }
@@ -68,9 +69,9 @@ struct Part {
 /// The memory of which a buffer is a part.
 #[derive(Clone)]
 enum Whole {
-    /// Memory whose parts have an owner each.
+    /// Memory whose parts have different owners.
     Cut(Arc<Memory>),
-    /// Adjacent parts that others hold too: nobody can change them while they are held here.
+    /// Adjacent parts that other owners hold too: nobody can change them while they are held here.
     Shared(Arc<[Arc<Buf>]>),
     /// Memory of another owner, who does not change it while this is held.
     Lent(Arc<dyn Send + Sync>),
@@ -107,8 +108,9 @@ impl Buf {
         Buf { base: memory.ptr(), owner: Owner::Sole(memory), start: 0, end: len }
     }
 
-    /// `len` bytes of arbitrary content (never uninitialised), for memory that is filled before it is read. It is cheap
-    /// if large buffers are allocated and freed often. The content of the room around the window is arbitrary too.
+    /// `len` bytes of arbitrary content (never uninitialised), for memory that is filled before it is read. This is
+    /// cheap if large buffers are allocated and freed often. The content of the room around the window is arbitrary
+    /// too.
     pub fn scratch(len: usize) -> Buf {
         let mut b = Self::new(len, Content::Any);
         if PLANT.load(Ordering::Relaxed) {
@@ -119,7 +121,7 @@ impl Buf {
         b
     }
 
-    /// `len` bytes of arbitrary content, as `scratch`, that lie as those of `padded` do.
+    /// `len` bytes of arbitrary content, as in `scratch`, with the alignment that `padded` gives.
     pub fn scratch_padded(pad: usize, len: usize) -> Buf {
         assert!(pad < ALIGN);
         let mut b = Self::scratch(pad + len);
@@ -151,7 +153,7 @@ impl Buf {
 
     /// One buffer of the windows of `parts`, which must be adjacent in one memory (or be a single buffer); `None` if
     /// they are not. As long as it lives, its bytes are those of the parts: the holder of a part cannot change it
-    /// meanwhile, and a change of the new buffer is made in a copy. It has no room around its window.
+    /// meanwhile, and a change of the new buffer is made in a copy. The buffer has no room around its window.
     pub fn shared(parts: impl IntoIterator<Item = Arc<Buf>>) -> Option<Buf> {
         let held: Arc<[Arc<Buf>]> = parts.into_iter().collect();
         let follows = |a: &Buf, b: &Buf| match (&a.owner, &b.owner) {
@@ -167,7 +169,7 @@ impl Buf {
     }
 
     /// `len` bytes from `from` on that belong to another owner, who gets them back when `held` is dropped with the last
-    /// part of them. The buffer does not change them: a change goes to a copy, as with `shared`.
+    /// part of them. The buffer never changes these bytes: a change goes to a copy, as with `shared`.
     ///
     /// # Safety
     /// The bytes are initialised, and stay mapped and unchanged until `held` is dropped.
@@ -179,7 +181,7 @@ impl Buf {
         Buf { owner: Owner::Part(Box::new(part)), base, start, end: start + len }
     }
 
-    /// Whether it is all of its memory, which goes back when it is dropped.
+    /// Returns whether it is all of its memory, which goes back when it is dropped.
     pub fn is_whole(&self) -> bool {
         matches!(self.owner, Owner::Sole(_))
     }
@@ -211,8 +213,8 @@ impl Buf {
         self.start..self.end
     }
 
-    /// Where the window is in the memory that this process may pass to others (`pass_memory`), in bytes from its start.
-    /// `None` if it is elsewhere. Of one address modulo `ALIGN` with the window.
+    /// The position of the window in the memory that this process may pass to others (`pass_memory`), in bytes from its
+    /// start. Returns `None` if it is elsewhere. The position and the address of the window are equal modulo `ALIGN`.
     #[inline]
     pub fn place(&self) -> Option<u64> {
         if self.is_empty() { None } else { arena::place(self.base.addr().get() + self.start) }
@@ -251,7 +253,7 @@ impl Buf {
         front
     }
 
-    /// Gives a shared or lent buffer memory of its own, its window as far from an aligned address as it was.
+    /// Gives a shared or lent buffer memory of its own; its window keeps its distance from an aligned address.
     fn make_own(&mut self) {
         if let Owner::Part(part) = &self.owner
             && let Whole::Shared(_) | Whole::Lent(_) = part.of

@@ -1,7 +1,7 @@
 //! The rules that every implementation of the traits must keep.
 //!
-//! Owns: checks that are generic over `Env`; tests run them over each. Does not own: faults (only the simulator
-//! has them) or speed.
+//! Owns: checks that are generic over `Env`; tests run them over each implementation. Does not own: faults (only the
+//! simulator has them) or speed.
 //!
 //! Each check panics with the broken promise. `dir` must exist, be empty, and lie where disks can be made.
 
@@ -54,7 +54,7 @@ pub async fn timers<E: Env>(env: E) {
     assert_ne!((env.rand(), env.rand()), (env.rand(), env.rand()));
 }
 
-/// The life of the machine has a number, which does not change within it.
+/// The boot id identifies one run of the machine, and does not change within it.
 pub async fn boots<E: Env>(env: E) {
     let boot = env.boot_id();
     assert_ne!(boot, 0);
@@ -92,8 +92,8 @@ pub async fn directories<E: Env>(env: E, dir: &str) {
     assert!(env.free_bytes(&format!("{dir}/x")).is_err());
 }
 
-/// Kept memory: begins empty, has what was written also when its handle is gone, is forgotten. Where there is none it
-/// is refused as unsupported.
+/// Kept memory is empty at first, keeps what was written even after its handle is gone, and can be removed. If there is
+/// none, it is refused as unsupported.
 pub async fn memory<E: Env>(env: E, of: &str, has_memory: bool) {
     let name = format!("test-{:016x}", env.rand());
     let kind = |r: std::io::Result<Vec<u8>>| r.expect_err("must fail").kind();
@@ -193,7 +193,7 @@ pub async fn disks<E: Env>(env: E, dir: &str) {
     disk.read(0, Buf::default()).await.0.expect("empty read");
     disk.write(0, Buf::default()).await.0.expect("empty write");
 
-    // Discarded blocks are zeros or what they were; their neighbours stay.
+    // Discarded blocks are zeros or have their old contents; their neighbours stay.
     disk.discard(135_168, 8192).await.expect("discard");
     let (r, buf) = disk.read(131_072, Buf::zeroed(16384)).await;
     r.expect("read");
@@ -226,7 +226,7 @@ pub async fn streams<E: Env>(env: E, addr: &str) {
     assert!(!near.peer().is_empty() && !far.peer().is_empty());
     let ((mut tx, mut rx), (mut far_tx, mut far_rx)) = (near.split(), far.split());
 
-    // One frame, read in three parts; the third into a padded window.
+    // A frame is read in three parts, the third into a padded window.
     let (r, head, payload) = tx.send(pattern(1, 100), Some(pattern(2, 5000))).await;
     r.expect("send");
     assert_eq!((head[..] == pattern(1, 100)[..], payload.map(|p| p.len())), (true, Some(5000)));
@@ -256,7 +256,7 @@ pub async fn streams<E: Env>(env: E, addr: &str) {
     }
     far_rx.recv_exact(Buf::default()).await.0.expect("empty receive");
 
-    // Large payloads both ways at once, larger than what a sender may have in flight.
+    // Large payloads in both directions at once, larger than a sender may have in flight.
     let send = |mut tx: <E::Conn as Conn>::Tx, salt| async move {
         tx.send(pattern(salt, 77), Some(pattern(salt + 1, LARGE))).await.0.expect("send");
         tx
@@ -278,9 +278,9 @@ pub async fn streams<E: Env>(env: E, addr: &str) {
         join(join(send(tx, 10), send(far_tx, 20)), join(recv(rx, 20), recv(far_rx, 10))).await;
     (tx, far_tx, rx, far_rx) = (sent, far_sent, got, far_got);
 
-    // Nothing arrives that was not sent: a waiting receive stays so.
+    // No byte arrives that was not sent, so a waiting receive keeps waiting.
     assert!(timeout(&env, Duration::from_millis(5), rx.recv_exact(Buf::zeroed(1))).await.is_none());
-    // That receive was dropped, so this side is closed; the other sees what was sent before, then the end.
+    // That receive was dropped, so this side is closed; the other side reads what was sent before, and then the end.
     tx.send(pattern(30, 10), None).await.0.expect("send");
     drop(tx);
     drop(rx);
@@ -351,7 +351,7 @@ pub async fn listening<E: Env>(env: E, addr: &str) {
     let local = listener.local_addr();
     assert!(!local.ends_with(":0"), "port 0 is resolved");
 
-    // An accept that is dropped, before or after a connection came, loses none.
+    // If an accept is dropped, before or after a connection came, no connection is lost.
     assert!(timeout(&env, Duration::from_millis(2), listener.accept()).await.is_none());
     // The refused listener may have knocked to see whether the address is served.
     assert_eq!(env.listen(&local).await.map(|_| ()).expect_err("in use").kind(), ErrorKind::AddrInUse);
@@ -375,7 +375,7 @@ pub async fn listening<E: Env>(env: E, addr: &str) {
     seen.sort_unstable();
     assert_eq!(seen, [0, 1, 2]);
 
-    // Closed, the address is free again.
+    // After the close, the address is free again.
     drop(listener);
     nobody(env.dial(&local).await);
     let again = env.listen(&local).await;

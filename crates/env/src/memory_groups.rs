@@ -1,8 +1,9 @@
-//! Memory groups: how much memory a cache may take, and whether a process' group, or the machine, is short of it.
+//! Memory groups: how much memory a cache may take, and whether the memory group of a process, or the machine, is short
+//! of memory.
 //!
-//! Owns: reading `/proc/meminfo` and the files of memory groups, versions 1 and 2. Does not own: when that is done, nor
-//! for whom. Files are read by a function given to each call. "No limit" is a number near
-//! 2^63 in version 1 and `max` in version 2.
+//! Owns: reading `/proc/meminfo` and the files of memory groups, versions 1 and 2. Does not own: when these are read,
+//! and for which process. Files are read by a function given to each call. "No limit" is a number near 2^63 in version
+//! 1 and `max` in version 2.
 //!
 //! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with
 //! that up to its limit. So inactive pages of files do not count here: the kernel frees them when memory is needed.
@@ -20,7 +21,7 @@ pub type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// Bytes for the cache: 1/4 of the machine's memory, but at most 3/8 of the smallest limit of this process' groups.
 /// Memory that is under way or kept for the next stream is in addition to it (measured: up to 250 MiB in addition to
-/// 256). `None` if the machine's memory cannot be read.
+/// 256). Returns `None` if the machine's memory cannot be read.
 pub fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
     let trees = Trees::find(read);
@@ -35,7 +36,7 @@ pub fn usable_bytes(read: &Read<'_>) -> Option<u64> {
     Some(limits.map_or(all, |limit| all.min(limit)))
 }
 
-/// Whether less than a sixteenth of the machine's memory can still be had.
+/// Returns whether less than a sixteenth of the machine's memory is available.
 pub fn is_machine_short(read: &Read<'_>) -> bool {
     let (all, available) = (memory_bytes(read), field_bytes(read, "MemAvailable:"));
     all.zip(available).is_some_and(|(all, available)| available < all / 16)
@@ -52,7 +53,7 @@ fn field_bytes(read: &Read<'_>, name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The groups of this process, as `Trees::is_short` takes them.
+/// The groups of this process, in the form that `Trees::is_short` takes.
 pub fn own_groups(read: &Read<'_>) -> Option<String> {
     read("/proc/self/cgroup")
 }
@@ -100,15 +101,15 @@ fn number(read: &Read<'_>, path: &str) -> Option<u64> {
 /// A mounted hierarchy of groups.
 #[derive(Debug)]
 struct Tree {
-    /// Where it is mounted.
+    /// The folder where the tree is mounted.
     mount: String,
-    /// The group that is seen there.
+    /// The group at the root of that mount.
     root: String,
 }
 
 impl Tree {
-    /// The group of version 2, or the group of version 1 that limits memory. If the mounts cannot be read, it is
-    /// assumed to be where it usually is.
+    /// The group of version 2, or the group of version 1 that limits memory. If the mounts cannot be read, the tree is
+    /// assumed to be at its usual place.
     fn find(mounts: Option<&str>, unified: bool) -> Tree {
         let usual = if unified { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
         let found = mounts.and_then(|text| {
@@ -142,7 +143,7 @@ impl Trees {
         Trees { v1: Tree::find(mounts.as_deref(), false), v2: Tree::find(mounts.as_deref(), true) }
     }
 
-    /// Whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
+    /// Returns whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
     pub fn is_short(&self, read: &Read<'_>, text: &str, percent: u64) -> bool {
         self.levels(read, text).iter().any(|level| {
             let is_share = |bytes: u64| u128::from(bytes) * 100 >= u128::from(level.limit) * u128::from(percent);
@@ -151,7 +152,7 @@ impl Trees {
         })
     }
 
-    /// The groups with a limit among those named by `text` (of `/proc/PID/cgroup`) and all above them.
+    /// The groups with a limit, among those that `text` (of `/proc/PID/cgroup`) names and all groups above them.
     fn levels(&self, read: &Read<'_>, text: &str) -> Vec<Level> {
         let mut levels = Vec::new();
         for line in text.lines() {
@@ -231,8 +232,8 @@ mod tests {
         assert!(Trees::find(&rubbish).levels(&rubbish, "rubbish\n\n::\n0::/a\n0::/../b\n").is_empty());
     }
 
-    /// Goal: a group at its share of its limit is short, whichever level it is. Pages of files that nobody uses do not
-    /// count. Method: fake trees of both versions around the share.
+    /// Goal: a group that uses its share of its limit is short, at whichever level it is. Pages of files that nobody
+    /// uses do not count. Method: fake trees of both versions around the share.
     #[test]
     fn any_level_can_be_short() {
         let v2 = |job: &'static str, user: &'static str, idle: &'static str| {

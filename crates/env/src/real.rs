@@ -1,6 +1,6 @@
 //! The production environment: Linux, io_uring through compio, one ring per thread.
 //!
-//! Owns: `RealEnv` and what it opens. Does not own: threads (`sched` makes them).
+//! Owns: `RealEnv` and the disks and connections that it opens. Does not own: threads (`sched` makes them).
 //!
 //! Invariants: a `RealEnv` lives inside one call of `RealEnv::run`. Everything that it spawned is dropped when that
 //! call returns. Blocking system calls on the thread are only those of opening, listing and binding.
@@ -61,19 +61,20 @@ impl RealEnv {
         }
     }
 
-    /// As `run`, but a refused ring is an error.
+    /// Works as `run`, but a refused ring is an error.
     pub fn try_run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(RealEnv) -> Fut) -> io::Result<T> {
         executor::run(spin, |shared| f(RealEnv { shared, rand: Rc::default() }))
     }
 
-    /// From now on this thread stays on its present core while requests of the process mostly wait for such threads,
-    /// for short times; threads that handle these requests leave that core (`Apart`).
+    /// From now on this thread stays on its present core, as long as requests of the process mostly wait for such
+    /// threads and only for short times; threads that handle these requests leave that core (`Apart`).
     pub fn keep_core(&self) {
         self.shared.keeps_core.set(true);
     }
 }
 
-/// How long opening a disk waits for a process that is ending to release it. After this time, a disk in use is refused.
+/// How long opening a disk waits for a process that is ending to release it. After this time, opening a disk that is in
+/// use fails.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -94,7 +95,7 @@ pub fn since_boot() -> Time {
 /// The file with a number that the kernel makes anew at every start.
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The two halves of a UUID, joined; `None` if it is none.
+/// The two halves of a UUID, joined; `None` if the text is no UUID.
 fn boot_number(text: &str) -> Option<u64> {
     let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
     let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;

@@ -48,13 +48,13 @@ pub struct SimConfig {
     pub sync_ns: Range<u64>,
     /// Speed of a disk beyond its latency.
     pub disk_bytes_per_us: u64,
-    /// Latency of a piece of a stream, one way.
+    /// Latency of a piece of a stream in one direction.
     pub net_ns: Range<u64>,
     /// Unread bytes after which a sender waits.
     pub net_window_bytes: usize,
     /// A connection breaks at one in this many sends; zero means never.
     pub break_one_in: u64,
-    /// One bit is flipped on the way in one of this many payloads; zero: never.
+    /// One bit is flipped in one of this many payloads; zero means never.
     pub damage_one_in: u64,
     /// How long a dial over a cut lasts before `TimedOut`.
     pub connect_timeout_ns: u64,
@@ -103,7 +103,7 @@ impl Default for SimConfig {
     }
 }
 
-/// Why a simulation cannot continue.
+/// The reason why a simulation cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SimError {
     /// No task can run and no event is due.
@@ -138,7 +138,7 @@ impl fmt::Display for SimError {
 
 impl std::error::Error for SimError {}
 
-/// The controller of a simulation. Its drop ends every task.
+/// The controller of a simulation. Dropping it ends every task.
 pub struct Sim {
     world: Rc<World>,
 }
@@ -205,7 +205,7 @@ impl Sim {
         SimEnv { world: self.world.clone(), node: index, life: core.nodes[index].life }
     }
 
-    /// Whether the node runs (it does not from a crash to the next call of `node`).
+    /// Returns whether the node runs (it does not from a crash to the next call of `node`).
     pub fn alive(&self, name: &str) -> bool {
         let index = self.index(name);
         self.world.core.borrow().nodes[index].alive
@@ -217,14 +217,14 @@ impl Sim {
         self.world.core.borrow_mut().nodes[index].clock_ahead_s = seconds;
     }
 
-    /// The user as whom the processes of a node connect to Unix sockets from now on. It is root unless it is set.
+    /// Sets the user as whom the processes of a node connect to Unix sockets from now on. By default it is root.
     pub fn run_as(&self, name: &str, cred: Cred) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].cred = cred;
     }
 
     /// Stops a node as SIGSTOP does: none of its tasks runs until `go_on`, or until it has crashed and is started
-    /// again. Its connections and its disk continue, and its clocks too.
+    /// again. Its connections, its disk and its clocks continue.
     pub fn stop(&self, name: &str) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();
@@ -275,8 +275,8 @@ impl Sim {
         drop(old);
     }
 
-    /// The file system of the node has this number of bytes left for blocks of its disks that have no storage yet, and
-    /// `free_bytes` returns it. `None` means no limit.
+    /// From now on, the file system of the node has this number of bytes left for blocks of its disks that have no
+    /// storage yet, and `free_bytes` returns it. `None` means no limit.
     pub fn set_room(&self, name: &str, bytes: Option<u64>) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].files.set_room(bytes.map(|b| b / amphi_types::limits::BLOCK));
@@ -293,7 +293,7 @@ impl Sim {
         self.world.core.borrow().nodes[self.index(name)].files.kept_names()
     }
 
-    /// Loses the memory of a node that outlives its process, as when a container ends with it.
+    /// Destroys the memory of a node that outlives its process, as when a container ends together with its memory.
     pub fn forget_kept(&self, name: &str) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].files.forget_all();
@@ -326,12 +326,12 @@ impl Sim {
         drop(old);
     }
 
-    /// Runs one task or event; false if nothing is left to do.
+    /// Runs one task or event; returns false if there is none left.
     pub fn step(&self) -> bool {
         !matches!(self.world.step(u64::MAX), Ok(Stepped::Idle) | Err(_))
     }
 
-    /// Runs until `done` holds; it is asked after every step.
+    /// Runs until `done` returns true; it is called after every step.
     pub fn run_until(&self, mut done: impl FnMut() -> bool) -> Result<(), SimError> {
         while !done() {
             if let Stepped::Idle = self.world.step(u64::MAX)? {
@@ -341,7 +341,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Runs for `d` of virtual time; idle time passes at once.
+    /// Runs for `d` of virtual time; idle time is skipped at once.
     pub fn run_for(&self, d: Duration) -> Result<(), SimError> {
         let end = (self.now() + d).0;
         self.world.core.borrow_mut().at(end, Event::Nothing);
@@ -349,7 +349,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Runs until `root` is done. `root` belongs to no node: it survives every crash. Not reentrant.
+    /// Runs until `root` is done. `root` belongs to no node: it survives every crash. It is not reentrant.
     pub fn block_on<T>(&self, root: impl Future<Output = T>) -> Result<T, SimError> {
         let mut root = pin!(root);
         loop {

@@ -43,17 +43,17 @@ pub struct OpenHow {
 }
 
 impl OpenHow {
-    /// Whether all bits of `mask` are set.
+    /// Returns whether all bits of `mask` are set.
     pub fn has(&self, mask: i32) -> bool {
         self.flags & mask as u32 == mask as u32
     }
 
-    /// Whether reading is allowed.
+    /// Returns whether reading is allowed.
     pub fn reads(&self) -> bool {
         self.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
     }
 
-    /// Whether writing is allowed.
+    /// Returns whether writing is allowed.
     pub fn writes(&self) -> bool {
         self.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32
     }
@@ -98,7 +98,7 @@ pub struct OpenReply {
 /// A read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadHow {
-    /// Open file.
+    /// The open file.
     pub handle: Handle,
     /// First byte.
     pub offset: u64,
@@ -115,9 +115,10 @@ pub struct ReadHow {
 pub struct WriteHow {
     /// Open file. With `from_page_cache` the kernel names any open file of the inode.
     pub handle: Handle,
-    /// First byte. With `O_APPEND` it is where the kernel believes the end of the file to be, which may be out of date.
+    /// First byte. With `O_APPEND` it is the offset that the kernel takes for the end of the file, which may be
+    /// outdated.
     pub offset: u64,
-    /// `O_*` bits that the descriptor has now.
+    /// The present `O_*` bits of the descriptor.
     pub flags: u32,
     /// The kernel writes back whole dirty pages of a shared mapping, and no program is the caller.
     pub from_page_cache: bool,
@@ -128,15 +129,15 @@ pub struct WriteHow {
 /// A copy between two files of the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyHow {
-    /// Inode to read from.
+    /// The inode to read from.
     pub from: Ino,
-    /// Handle to read from.
+    /// The handle to read from.
     pub from_handle: Handle,
     /// First byte to read.
     pub from_offset: u64,
-    /// Inode to write to.
+    /// The inode to write to.
     pub to: Ino,
-    /// Handle to write to.
+    /// The handle to write to.
     pub to_handle: Handle,
     /// First byte to write.
     pub to_offset: u64,
@@ -151,7 +152,7 @@ pub enum LockKind {
     Shared,
     /// `F_WRLCK`, `LOCK_EX`.
     Exclusive,
-    /// `F_UNLCK`, `LOCK_UN`: none.
+    /// `F_UNLCK`, `LOCK_UN`: no lock.
     Unlock,
 }
 
@@ -196,7 +197,7 @@ pub struct IoctlCall<'a> {
 /// Result of a device control call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoctlReply {
-    /// What `ioctl` returns.
+    /// The result of `ioctl`.
     pub result: i32,
     /// Output bytes; bytes beyond `output_max` are cut off.
     pub output: Vec<u8>,
@@ -207,13 +208,13 @@ pub struct IoctlReply {
 pub struct Statfs {
     /// All blocks.
     pub blocks: u64,
-    /// Free blocks.
+    /// Number of free blocks.
     pub free: u64,
     /// Blocks free for users.
     pub available: u64,
     /// All inodes.
     pub files: u64,
-    /// Free inodes.
+    /// Number of free inodes.
     pub files_free: u64,
     /// Bytes of a block.
     pub block_bytes: u32,
@@ -221,7 +222,7 @@ pub struct Statfs {
     pub name_max: u32,
 }
 
-/// A request that is being served, and excludes something meanwhile.
+/// A request that is being served, and that excludes other requests meanwhile.
 #[must_use = "what is excluded is allowed again when this is dropped"]
 #[derive(Default)]
 pub struct Arrival<'a>(Option<&'a AtomicU32>);

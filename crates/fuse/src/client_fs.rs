@@ -124,7 +124,7 @@ impl ClientFs {
         Ctx { cred: caller.cred(&self.groups), ..Self::thread(caller) }
     }
 
-    /// As `ctx`, with the settings in the environment of the process (`environment`). For opens.
+    /// Works as `ctx`, with the settings in the environment of the process (`environment`). For opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
         let Said { mode, job, program, .. } = self.records.environments.said(caller.tid, self.client.job_variables());
         Ctx { io_mode: mode, job, program, ..self.ctx(caller) }
@@ -150,8 +150,8 @@ impl ClientFs {
     }
 
     /// Sends a request with the caller's credentials and waits for the answer. If the server refuses the request, the
-    /// caller may have gained rights since its credentials were cached. They are read again, and the request is sent
-    /// once more.
+    /// caller may have gained rights since its credentials were cached. The rights are read again, and the request is
+    /// sent once more.
     fn asked<T: Send + 'static>(&self, caller: &Caller<'_>, ask: impl Fn(&Ctx) -> Pending<T>) -> Result<T> {
         self.asked_as(caller, self.ctx(caller), ask)
     }
@@ -198,10 +198,10 @@ impl ClientFs {
         lent::ttl(&self.client)
     }
 
-    /// As `ttl`, for attributes that were requested at `since`. The timeout is zero in two cases. A set-user-id or
-    /// set-group-id bit must not be cached, because a write clears it and the kernel trusts its cache. And attributes
-    /// of a directory must not be cached while names in it are made or removed, because the kernel would take these
-    /// older attributes for newer ones.
+    /// Works as `ttl`, for attributes that were requested at `since`. The timeout is zero in two cases. A set-user-id
+    /// or set-group-id bit must not be cached, because a write clears it and the kernel trusts its cache. And
+    /// attributes of a directory must not be cached while names in it are made or removed, because the kernel would
+    /// take these older attributes for newer ones.
     fn attr_ttl(&self, attr: &Attr, since: Since) -> Duration {
         let is_kept = match attr.kind {
             Kind::File => !attr.has_set_id(),
@@ -211,7 +211,7 @@ impl ClientFs {
         if is_kept { self.lend(attr, since) } else { Duration::ZERO }
     }
 
-    /// As `attr_ttl`, but only a change of the inode itself rules the timeout out.
+    /// Works as `attr_ttl`, but only a change of the inode itself prevents the timeout.
     fn lend(&self, attr: &Attr, since: Since) -> Duration {
         match attr.kind {
             Kind::File => self.tell_end(attr.ino, attr.size),
@@ -254,17 +254,6 @@ impl ClientFs {
             ..Hints::default()
         }
     }
-
-    /// Clears setuid and setgid when an unprivileged caller opens the file with truncation.
-    fn kill_suidgid(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
-        let ctx = self.ctx(caller);
-        let attr = self.wait(caller, self.client.getattr(&ctx, ino))?;
-        if attr.has_set_id() {
-            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
-            self.wait(caller, self.client.setattr(&ctx, ino, set, None))?;
-        }
-        Ok(())
-    }
 }
 
 impl FileSystem for ClientFs {
@@ -304,6 +293,10 @@ impl FileSystem for ClientFs {
 
     fn is_own_thread(&self, tid: u32) -> bool {
         self.names.is_own(tid) && !self.names.is_starting()
+    }
+
+    fn end_posts(&self) {
+        self.handles.posts.end();
     }
 
     fn unmounted(&self) {
@@ -683,7 +676,7 @@ impl FileSystem for ClientFs {
         let pending = self.client.copy_file_range(&Self::stream(caller), from, to, len);
         let (changes, tid) = (self.changes(), caller.tid);
         let note = move |copied: &Result<usize>| {
-            // A short copy means that the source ended there; nothing was to be copied behind that.
+            // A short copy means that the source ended there, so nothing had to be copied behind that.
             let reached = copied.as_ref().map_or(0, |copied| *copied as u64);
             changes.note(ino, offset, if copied.is_ok() { reached } else { len }, reached);
             changes.extended(ino, tid, offset + reached);

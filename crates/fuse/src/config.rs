@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct SessionConfig {
     /// The source shown in the mount table and by `df`, without NUL.
     pub source: String,
-    /// Users other than the one who mounts may use the mount.
+    /// Other users than the one who mounts may use the mount.
     pub allow_other: bool,
     /// The kernel checks permissions by mode bits before it sends a request.
     pub default_permissions: bool,
@@ -22,7 +22,8 @@ pub struct SessionConfig {
     pub acl: bool,
     /// Device files can be opened. Only root may mount in this way.
     pub devices: bool,
-    /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to it.
+    /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to
+    /// this value.
     pub request_max_bytes: usize,
     /// Most reader threads, at least 2. This many calls can block at once before further calls wait for a thread. Some
     /// more threads are reserved for the kernel's own pages.

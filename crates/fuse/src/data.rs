@@ -9,8 +9,8 @@
 //! Invariant: the bytes of a `Payload` either follow the header of their request in the receive buffer, or they fill
 //! the memory of a unit.
 //!
-//! The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us. Giving a buffer away costs about as much,
-//! because fresh memory has to be mapped.
+//! The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us. Giving a buffer away costs about as much
+//! as a copy, because new memory has to be mapped.
 
 use crate::kernel::WRITE_HEAD_BYTES;
 use amphi_client::Loan;
@@ -18,7 +18,8 @@ use amphi_client::{Buf, UNIT_BYTES};
 use smallvec::SmallVec;
 use std::ops::Deref;
 
-/// Where payloads begin in a receive buffer: after one page, so that the header is directly before the payload.
+/// The offset at which payloads begin in a receive buffer: after one page, so that the header is directly before the
+/// payload.
 pub(crate) const PAYLOAD_AT: usize = 4096;
 /// `Payload::into_buf` copies payloads up to this length. For longer ones it gives the receive buffer away.
 pub const TAKE_COPY_MAX_BYTES: usize = 32 << 10;
@@ -46,15 +47,15 @@ impl<'a> Payload<'a> {
         Payload { buf: unit, len, is_unit: true }
     }
 
-    /// The data as memory of `UNIT_BYTES`, if it is in memory of its own. A caller that keeps this memory puts other
-    /// memory of that size in its place, of any content, or none.
+    /// The data as memory of `UNIT_BYTES`, if it is in memory of its own. A caller that keeps this memory leaves other
+    /// memory of that size in its place, with any content, or none.
     pub fn unit(&mut self) -> Option<&mut Buf> {
         if self.is_unit { Some(self.buf) } else { None }
     }
 
-    /// The data as an owned buffer. Its first byte is at a page boundary, or at the offset that it has in its block of
-    /// the file if that was expected. Large data is not copied. The buffer then owns the whole receive memory, which is
-    /// larger than its length, so do not keep it for long.
+    /// The data as an owned buffer. Its first byte is at a page boundary, or, if that was expected, at the offset that
+    /// it has in its block of the file. Large data is not copied. The buffer then owns the whole receive memory, which
+    /// is larger than its length, so do not keep it for long.
     pub fn into_buf(self) -> Buf {
         if self.len <= TAKE_COPY_MAX_BYTES {
             return Buf::copy_of(self.buf);
@@ -147,7 +148,7 @@ impl<'a> ReadSink<'a> {
         self.filled + self.given.iter().map(|g| g.bytes().len()).sum::<usize>()
     }
 
-    /// Whether there is no data yet.
+    /// Returns whether there is no data yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -188,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Goal: a unit's payload is its memory, which can be kept for other memory or taken. Method: both.
+    /// Goal: a unit's payload is its memory, which can be kept for other memory or taken. Method: both cases.
     #[test]
     fn the_memory_of_a_unit_can_be_kept() {
         let mut unit = Buf::scratch(amphi_client::UNIT_BYTES);

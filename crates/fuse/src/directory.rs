@@ -30,8 +30,8 @@ impl<'a> DirSink<'a> {
         DirSink { out, room, plus, handle }
     }
 
-    /// Whether entries should carry attributes. In this case, each entry that is passed to `add_entry` counts as one
-    /// reference to its inode.
+    /// Returns whether entries should carry attributes. In this case, each entry that is passed to `add_entry` counts
+    /// as one reference to its inode.
     pub fn wants_entries(&self) -> bool {
         self.plus
     }
@@ -46,7 +46,7 @@ impl<'a> DirSink<'a> {
     /// behind the entry. Returns false, and adds nothing, when it does not fit.
     #[must_use]
     pub fn add(&mut self, ino: Ino, kind: Kind, name: &[u8], next: u64) -> bool {
-        // In a listing with attributes, node id 0 means that the entry has none.
+        // In a listing with attributes, node id 0 means that the entry has no attributes.
         let none = EntryOut::default();
         let plus = self.plus.then_some(none);
         self.put(plus, ino, kind, name, next)

@@ -178,7 +178,7 @@ fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, lis
             tracing::debug!(opcode, "request of a kind that is not served");
             to.error(Errno::NoSys);
         }
-        // A second INIT, and requests that `handle` serves itself.
+        // A second INIT, or a request that `handle` serves itself.
         Op::Init { .. }
         | Op::Read { .. }
         | Op::Write { .. }

@@ -12,12 +12,12 @@
 //! Invariants:
 //!
 //! * A shell opens the files of a redirection and then becomes the program, under the same thread id. So an entry is
-//!   valid only for as long as its thread was known when it was read, and for `LIFE` at most. A thread that opens many
-//!   files is looked at some ten times in its first second and then once a second. A thread id that another process got
-//!   is looked at again within `LIFE`.
+//!   valid only for as long as its thread was known when it was read, and for `LIFE` at most. For a thread that opens
+//!   many files, the environment is read some ten times in the first second and then once a second. A thread id that
+//!   another process got is looked at again within `LIFE`.
 //! * Reading `/proc` takes a lock on the caller's address space, which may be held by a page fault on this very mount.
-//!   So at most `READS_MAX` threads wait for it. Further callers are treated as if their environment contained none of
-//!   these variables.
+//!   So at most `READS_MAX` threads wait for this lock. Further callers are treated as if their environment contained
+//!   none of these variables.
 
 use amphi_client::record::RECORD_VARIABLE;
 use amphi_client::{JobName, Pieces, Program};
@@ -76,7 +76,7 @@ impl Entry {
         now_ns.saturating_sub(self.read_ns) < life
     }
 
-    /// Whether the entry may still be used. After some time the thread id may belong to another process.
+    /// Returns whether the entry may still be used. After some time the thread id may belong to another process.
     fn is_the_same(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.read_ns) < 2 * LIFE.as_nanos() as u64
     }

@@ -40,14 +40,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// number in the mount table (0: unknown).
     fn serves(&self, at: &Path, device: u64) {}
 
-    /// Called before a request that wants a reply is served. What is returned is dropped when that is done.
+    /// Called before a request that wants a reply is served. The result is dropped when the request has been answered.
     ///
     /// Errors: the request is answered with the error.
     fn arrives(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
         Ok(Arrival::default())
     }
 
-    /// What is to be recorded of a request, asked before it is handled.
+    /// Decides which properties of a request are recorded, before it is handled.
     fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         None
     }
@@ -55,16 +55,19 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called when a request that is recorded was answered on the thread that handled it.
     fn recorded(&self, recorded: Recorded) {}
 
-    /// Whether a thread belongs to the file system itself. Its requests are answered without waiting, by the thread
-    /// that reads them.
+    /// Returns whether a thread belongs to the file system itself. Requests of such a thread are answered without
+    /// waiting, by the thread that reads them.
     fn is_own_thread(&self, tid: u32) -> bool {
         false
     }
 
-    /// Where the times of calls are counted.
+    /// The counters for the times of calls.
     fn call_times(&self) -> Option<&Arc<CallTimes>> {
         None
     }
+
+    /// Called when a mount that is in use is about to end: what programs have written without a call is carried out.
+    fn end_posts(&self) {}
 
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}
@@ -76,7 +79,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called when the answer to the request that began on this thread was written.
     fn answered(&self) {}
 
-    /// How long the kernel may cache that a name does not exist.
+    /// Returns how long the kernel may cache that a name does not exist.
     fn negative_ttl(&self) -> Duration {
         Duration::ZERO
     }
@@ -110,7 +113,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Makes a directory. `mode` as of `mknod`.
+    /// Makes a directory. `mode` has the same meaning as in `mknod`.
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
         Err(Errno::NoSys)
     }
@@ -172,7 +175,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// The thread then has nothing else to do.
     fn read_answered(&self, how: &ReadHow) {}
 
-    /// Called after any read was answered on the thread that had it.
+    /// Called after any read was answered on the thread that handled it.
     fn read_followed(&self, how: &ReadHow) {}
 
     /// Writes, and returns the number of bytes written.
@@ -248,7 +251,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Checks `R_OK`, `W_OK`, `X_OK` bits. Not called when the kernel checks permissions itself.
+    /// Checks `R_OK`, `W_OK`, `X_OK` bits. It is not called when the kernel checks permissions itself.
     fn access(&self, caller: &Caller<'_>, ino: Ino, mask: u32) -> Result<()> {
         Err(Errno::NoSys)
     }
@@ -268,13 +271,13 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Whether the file system keeps the memory of writes of one unit (`Payload::unit`). Called before each request is
-    /// read.
+    /// Returns whether the file system keeps the memory of writes of one unit (`Payload::unit`). Called before each
+    /// request is read.
     fn keeps_units(&self) -> bool {
         false
     }
 
-    /// Whether the file system serves file locks. If not, the kernel keeps file locks for this mount only.
+    /// Returns whether the file system serves file locks. If not, the kernel keeps file locks for this mount only.
     fn keeps_locks(&self) -> bool {
         false
     }
@@ -290,8 +293,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// As `setlk`, but waits for other owners. It must not wait on this thread, which others may need, for instance to
-    /// release the lock.
+    /// Works as `setlk`, but waits for other owners. It must not wait on this thread, which others may need, for
+    /// instance to release the lock.
     fn setlkw(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow, later: Later) {
         later.answer(Err(Errno::NoSys));
     }
@@ -301,12 +304,12 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoTty)
     }
 
-    /// Whether this device control may wait for very long. If so, `ioctl_later` serves it.
+    /// Returns whether this device control may wait for very long. If so, `ioctl_later` serves the call.
     fn ioctl_waits(&self, call: &IoctlCall<'_>) -> bool {
         false
     }
 
-    /// As `ioctl`, answered through `later` without a waiting thread.
+    /// Works as `ioctl`, answered through `later` without a waiting thread.
     fn ioctl_later(&self, caller: &Caller<'_>, ino: Ino, call: &IoctlCall<'_>, later: Later) {
         later.answer_control(Err(Errno::NoTty));
     }

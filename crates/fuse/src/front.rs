@@ -6,7 +6,7 @@
 //! details of a call under way (`syscall`, `rollback`). Does not own: the translation of calls (`client_fs`), which is
 //! the floor above.
 //!
-//! Invariant: no module here gets the whole `ClientFs`. Each gets only what it uses.
+//! Invariant: no module here gets the whole `ClientFs`. Each gets only the parts that it uses.
 
 pub(crate) mod appended;
 pub(crate) mod deferred;

@@ -90,7 +90,7 @@ fn look(tid: u32, uid: u32) -> Rights {
     rights
 }
 
-/// Whether a thread is in the user name space of this process.
+/// Returns whether a thread is in the user name space of this process.
 fn is_in_own_user_space(tid: u32) -> bool {
     static OWN: OnceLock<Option<PathBuf>> = OnceLock::new();
     let own = OWN.get_or_init(|| std::fs::read_link("/proc/self/ns/user").ok());
@@ -127,9 +127,9 @@ mod tests {
         assert_eq!((caps("0000000000000000"), caps("zz"), caps("")), (Caps::NONE, Caps::NONE, Caps::NONE));
     }
 
-    /// Goal: this thread's own rights are read, and remembered only for the user and group of its requests. Of
-    /// unreadable threads only one of the super-user has any rights. Method: this process, and a thread id that does
-    /// not exist.
+    /// Goal: this thread's own rights are read, and remembered only for the user and group of its requests. If a thread
+    /// cannot be inspected, it has rights only if it belongs to the super-user. Method: this process, and a thread id
+    /// that does not exist.
     #[test]
     fn rights_of_threads() {
         let cache = GroupCache::default();

@@ -53,12 +53,12 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// An interrupt that only `fire` fires, for callers that are not kernel requests.
+    /// An interrupt for callers that are not kernel requests; only a call of `fire` triggers it.
     pub fn detached() -> Interrupt {
         Interrupt { slot: Arc::default(), unique: 1 }
     }
 
-    /// Whether the caller got a signal since its request was read.
+    /// Returns whether the caller got a signal since its request was read.
     pub fn is_interrupted(&self) -> bool {
         self.slot.interrupted.load(SeqCst) == self.unique
     }
@@ -90,7 +90,7 @@ pub(crate) struct InHand {
     slots: Mutex<Vec<Arc<Slot>>>,
     early: Mutex<VecDeque<u64>>,
     early_len: AtomicUsize,
-    /// Requests that no thread handles any more but that are not answered yet.
+    /// Requests that no thread handles any more, but that are not answered yet.
     pub(crate) late: Arc<LateTable>,
 }
 
@@ -116,7 +116,7 @@ impl InHand {
         Interrupt { slot: slot.clone(), unique }
     }
 
-    /// Whether the interrupt of `unique` came before its request was entered. It is reported only once.
+    /// Returns whether the interrupt of `unique` came before its request was entered. It is reported only once.
     pub(crate) fn take_early(&self, unique: u64) -> bool {
         if self.early_len.load(SeqCst) == 0 {
             return false;
@@ -189,8 +189,8 @@ mod tests {
         }
     }
 
-    /// Goal: an interrupt finds its request whatever the order, and no other. Method: each order of interrupt, entry
-    /// and registration, and then a new request in the same slot.
+    /// Goal: an interrupt finds its own request and no other, in whatever order the steps happen. Method: each order of
+    /// interrupt, entry and registration, and then a new request in the same slot.
     #[test]
     fn every_order_of_interrupt_and_request() {
         let table = InHand::default();
@@ -218,9 +218,8 @@ mod tests {
         }
     }
 
-    /// Goal: an interrupt of the request before, delivered late, does not hide that of the present one. Method: the
-    /// delivering thread has read the slot before the thread continued, and delivers when the next request has been
-    /// marked.
+    /// Goal: an interrupt of the request before, delivered late, does not hide that of the present one. Goal: a late
+    /// interrupt of the previous request does not hide that of the present one.
     #[test]
     fn a_late_interrupt_hides_none() {
         let table = InHand::default();
@@ -250,7 +249,7 @@ mod tests {
         assert!(!table.enter(&slot, 4).is_interrupted() && table.enter(&slot, 6).is_interrupted());
     }
 
-    /// Goal: interrupts of requests that are long answered take bounded memory. Method: many of them.
+    /// Goal: interrupts of requests that are long answered take bounded memory. Method: many such interrupts.
     #[test]
     fn late_interrupts_are_bounded() {
         let table = InHand::default();

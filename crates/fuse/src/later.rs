@@ -1,6 +1,7 @@
-//! `Later`: the answer to a request whose caller may wait for very long, without a thread that waits with it.
+//! `Later`: the answer to a request whose caller may wait for very long, while no thread waits.
 //!
-//! Owns: the table of such requests, and the delivery of INTERRUPT to them. Does not own: what these requests wait for.
+//! Owns: the table of such requests, and the delivery of INTERRUPT to them. Does not own: the events for which these
+//! requests wait.
 //!
 //! Invariants: every request is answered, at the latest when its `Later` is dropped. An interrupt that came while the
 //! request was still handled by its reader thread is not lost.
@@ -34,7 +35,7 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct LateTable {
     entries: Mutex<BTreeMap<u64, Entry>>,
-    /// Where their times are counted.
+    /// The counters for the times of these requests.
     pub(crate) times: OnceLock<Arc<CallTimes>>,
 }
 
@@ -70,12 +71,12 @@ pub struct Later {
     table: Arc<LateTable>,
     answered: bool,
     recorded: Option<Box<Recorded>>,
-    /// What kind of call it is, and when the mount began with it; none if its time is not counted.
+    /// The kind of the call, and when the mount began with it; `None` if its time is not counted.
     timed: Option<(CallKind, u64)>,
 }
 
 impl Later {
-    /// Takes a request from its reader thread. `interrupt` is the one that the reader's table has for it.
+    /// Takes a request from its reader thread. `interrupt` is the state that the reader's table has for the request.
     pub(crate) fn new(device: Arc<OwnedFd>, to: &ReplyTo<'_>, table: Arc<LateTable>, interrupt: &Interrupt) -> Later {
         let (unique, recorded) = (to.unique, to.take_recorded());
         table.entries.lock().insert(unique, Entry::default());

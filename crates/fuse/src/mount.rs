@@ -32,7 +32,7 @@ pub(crate) use table::is_mounted;
 /// File system type in the mount table.
 pub const FS_TYPE: &str = "fuse.amphi";
 
-/// Why mounting or unmounting failed.
+/// The reason why mounting or unmounting failed.
 #[derive(Debug)]
 pub enum MountError {
     /// The mount point does not exist.
@@ -159,8 +159,8 @@ pub fn look_at(path: &Path) -> std::io::Result<Stat> {
 /// has freed its memory.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Whether the process of the mount at `path` is dead. The function uses a request that the kernel does not answer from
-/// its cache. A mount that does not answer is alive and waits for its servers.
+/// Returns whether the process of the mount at `path` is dead. The function uses a request that the kernel does not
+/// answer from its cache. A mount that does not answer is alive and waits for its servers.
 pub fn is_dead(path: &Path) -> bool {
     let (tell, told) = mpsc::channel();
     let asked = path.to_path_buf();
@@ -223,7 +223,7 @@ impl MountPoint {
     }
 
     /// Raises the kernel's read-ahead for files whose reads it serves. The kernel ignores INIT if that requests more
-    /// than its default. Best effort: without it, reads arrive in smaller requests.
+    /// than its default. This may fail without harm: reads then arrive in smaller requests.
     pub(crate) fn raise_read_ahead(&self, bytes: u32) {
         let path = format!("/sys/class/bdi/{}/read_ahead_kb", table::numbers(self.device_number));
         let Some(now) = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok()) else {
@@ -238,7 +238,7 @@ impl MountPoint {
         }
     }
 
-    /// Whether this mount is still at its path.
+    /// Returns whether this mount is still at its path.
     fn is_there(&self) -> bool {
         let is_same = table::device_at(&self.path).is_some_and(|d| d == self.device_number || self.device_number == 0);
         let is_other = |own: u64| table::own_number_at(&self.path).is_some_and(|there| there != own);
@@ -299,7 +299,7 @@ mod tests {
         at.raise_read_ahead(4 << 10);
         let told = std::fs::read_to_string(&path);
         at.unmount().expect("unmount");
-        // Where the system's settings cannot be written there is nothing to test.
+        // If the system's settings cannot be written, there is nothing to test.
         if std::fs::OpenOptions::new().write(true).open("/proc/sys/fs/fuse/max_pages_limit").is_ok() {
             assert_eq!(told.expect("a setting").trim(), "768");
         }

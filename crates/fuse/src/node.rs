@@ -1,8 +1,8 @@
 //! Node ids: the numbers by which the kernel knows inodes.
 //!
 //! An inode's node id is its inode number. A directory that another mount has moved may be shown under other node ids
-//! as well (`front/moved`). And the kernel knows the root of each mount by the number of the file system's root, also
-//! where a mount has another directory as its root (`Top`).
+//! as well (`front/moved`). The kernel knows the root of each mount by the number of the file system's root, even if
+//! the mount has another directory as its root (`Top`).
 
 use amphi_types::Ino;
 
@@ -41,7 +41,7 @@ pub(crate) fn inode_of(node: u64) -> Ino {
     Ino(node & !(OTHERS << OTHER_SHIFT))
 }
 
-/// Whether a node id is not the inode's own.
+/// Returns whether a node id is not the inode's own.
 #[inline]
 pub(crate) fn is_other(node: u64) -> bool {
     node >> OTHER_SHIFT & OTHERS != 0

@@ -58,7 +58,7 @@ impl Notifier {
         self.tell(code, parts).map(drop)
     }
 
-    /// Sends a notification. False if the kernel does not know the inode or name.
+    /// Sends a notification. Returns false if the kernel does not know the inode or name.
     fn tell(&self, code: i32, parts: &[&[u8]]) -> Result<bool> {
         let device = self.device.upgrade().ok_or(Errno::NotConnected)?;
         match write_message(device.as_fd(), 0, code, parts) {

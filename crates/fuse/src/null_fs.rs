@@ -1,8 +1,8 @@
-//! `NullFs`: a file system that does nothing, to measure the mount itself.
+//! `NullFs`: a file system that does nothing, with which the cost of the mount itself is measured.
 //!
 //! It has one directory with one huge file, `data`. Reads give zeros, and writes are discarded. Other names can be made
-//! and removed. Such a file is remembered by name alone (at most `NAMES_MAX`), so that stat and unlink work as programs
-//! expect.
+//! and removed. Such a file is remembered only by its name (at most `NAMES_MAX`), so that stat and unlink work as
+//! programs expect.
 
 use crate::calls::{AttrReply, Entry, Handle, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
 use crate::data::{Payload, ReadSink};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Name of the huge file.
 pub const DATA_NAME: &[u8] = b"data";
-/// Size of that file in bytes, before anything is written behind it.
+/// Size of that file in bytes, until something is written behind it.
 pub const DATA_BYTES: u64 = 1 << 42;
 /// Most names besides `data`.
 pub const NAMES_MAX: usize = 1 << 20;
@@ -34,7 +34,7 @@ pub struct NullFs {
 }
 
 impl NullFs {
-    /// A file system with nothing but `data` in it.
+    /// A file system that contains only `data`.
     pub fn new() -> NullFs {
         NullFs { names: Mutex::new(Names { by_name: BTreeMap::new(), dirs: 0, next: 3 }) }
     }

@@ -34,7 +34,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Notes of what the client does on this thread go to this call until the returned value is dropped.
+    /// Notes that the client makes on this thread are added to this call until the returned value is dropped.
     pub(crate) fn noting(&self) -> impl Drop + use<> {
         noting(self.notes.clone())
     }
@@ -45,13 +45,13 @@ impl Recorded {
         is_new.then(|| crate::calls::Handle(self.call.handle.wrapping_sub(1)))
     }
 
-    /// The mount began with the call then.
+    /// When the mount began with the call.
     pub(crate) fn began(&mut self, at_ns: u64) {
         self.call.start_ns = at_ns;
     }
 
-    /// Notes what the answer contains of the call. Has to be called before the answer is sent, because the caller may
-    /// continue as soon as it has the answer.
+    /// Notes what the answer contains of the call. It has to be called before the answer is sent, because the caller
+    /// may continue as soon as it has the answer.
     pub(crate) fn answered(&mut self, error: i32, parts: &[&[u8]]) {
         self.call.took_ns = monotonic_ns().saturating_sub(self.call.start_ns);
         let call = &mut self.call;
@@ -103,7 +103,7 @@ impl Recorded {
             // Hits on the calling thread are not decided.
             course.reason = Some(Reason::CacheHit as u8);
         }
-        // Answers that were waited for at the same time count once.
+        // If a call waited for several answers at the same time, that time counts once.
         course.lock_ns = course.lock_ns.min(call.took_ns);
         course.fill_ns = course.fill_ns.min(call.took_ns - course.lock_ns);
         course.server_ns = course.server_ns.min(call.took_ns - course.lock_ns - course.fill_ns);

@@ -106,7 +106,7 @@ pub(crate) fn statfs_out(s: &Statfs) -> StatfsWire {
     }
 }
 
-/// The lock that conflicts with `asked`, or that there is none.
+/// The lock that conflicts with `asked`, or the answer that there is none.
 pub(crate) fn lk_out(asked: &LockHow, found: Option<LockHow>) -> LkOut {
     let kind = match found.map(|f| f.kind) {
         Some(LockKind::Shared) => libc::F_RDLCK,
@@ -147,7 +147,7 @@ impl<'a> ReplyTo<'a> {
         self.kind.map(|kind| (kind, self.began_ns))
     }
 
-    /// The answer is noted for a recording, and so is what the client does on this thread until the returned value is
+    /// The answer is recorded, and so are the notes that the client makes on this thread until the returned value is
     /// dropped.
     pub(crate) fn record(&self, mut recorded: Box<Recorded>) -> impl Drop + use<> {
         recorded.began(self.began_ns);
@@ -156,7 +156,7 @@ impl<'a> ReplyTo<'a> {
         noting
     }
 
-    /// What is recorded of the request and its answer.
+    /// The record of the request and its answer.
     pub(crate) fn take_recorded(&self) -> Option<Box<Recorded>> {
         self.recorded.borrow_mut().take()
     }
@@ -166,12 +166,12 @@ impl<'a> ReplyTo<'a> {
         self.send(0, parts);
     }
 
-    /// From now on another task answers, and nothing more is sent here.
+    /// From now on another task answers, and nothing more is sent from here.
     pub(crate) fn give_away(&self) {
         self.given_away.set(true);
     }
 
-    /// Whether another task answers.
+    /// Returns whether another task answers.
     pub(crate) fn is_given_away(&self) -> bool {
         self.given_away.get()
     }

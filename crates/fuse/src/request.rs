@@ -1,6 +1,6 @@
 //! Requests: parses the kernel's bytes into typed operations.
 //!
-//! Owns: parsing, and `Caller`. Does not own: reading the bytes or acting on them.
+//! Owns: parsing, and `Caller`. Does not own: reading the bytes, and executing the requests.
 //!
 //! Invariant: any bytes give a value or `Malformed`, never a panic. A parsed name has no NUL and no `/`.
 
@@ -39,7 +39,7 @@ pub struct Caller<'a> {
 
 /// Gives a handler's thread back before its request is answered.
 pub(crate) trait Deferral {
-    /// Takes the answer over, to be given later. To be called once.
+    /// Takes the answer over, to be given later. This may be called only once.
     fn take(&self) -> Later;
 }
 
@@ -48,7 +48,7 @@ pub(crate) trait BeforeBlocking {
     /// Ensures that another thread reads the device now.
     fn before_blocking(&self);
 
-    /// Whether no other request seems to need a thread at the moment.
+    /// Returns whether no other request seems to need a thread at the moment.
     fn is_alone(&self) -> bool;
 }
 
@@ -68,12 +68,13 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Whether the kernel names the inode by another id than its own. Under such an id nothing gets a timeout.
+    /// Returns whether the kernel names the inode by another id than its own. Attributes and entries under such an id
+    /// get no timeout.
     pub fn by_other_id(&self) -> bool {
         is_other(self.node.0)
     }
 
-    /// Has to be called before the handler waits for anything that may take longer than waking a thread (50 us).
+    /// It has to be called before the handler waits for anything that may take longer than waking a thread (50 us).
     /// Another thread then reads the device. If a handler does not call it, other callers are delayed by a few
     /// milliseconds; an unnecessary call costs a few microseconds.
     pub fn will_block(&self) {
@@ -88,8 +89,8 @@ impl<'a> Caller<'a> {
         self.deferral.map(Deferral::take)
     }
 
-    /// Whether the handler may poll for a short while before it reports that it will block, because no other request
-    /// seems to want a thread.
+    /// Returns whether the handler may poll for a short while before it reports that it will block, because no other
+    /// request seems to want a thread.
     pub fn is_alone(&self) -> bool {
         self.before_blocking.is_some_and(BeforeBlocking::is_alone)
     }
@@ -99,7 +100,7 @@ impl<'a> Caller<'a> {
         self.with(cache.rights(self.tid, self.uid, self.gid))
     }
 
-    /// As `cred`, but read again, for a caller that was refused.
+    /// Works as `cred`, but with rights that are read again, for a caller that was refused.
     pub fn fresh_cred(&self, cache: &GroupCache) -> Cred {
         self.with(cache.again(self.tid, self.uid, self.gid))
     }
@@ -373,7 +374,7 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, Malformed> {
     })
 }
 
-/// The umask of a request that makes an inode; 0 of others.
+/// The umask of a request that makes an inode; 0 for other requests.
 fn umask(header: &k::InHeader, args: &[u8]) -> u16 {
     let mut c = Cursor(args);
     let umask = match Opcode::from_raw(header.opcode) {

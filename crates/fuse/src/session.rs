@@ -1,8 +1,8 @@
 //! `Session`: one mount and the threads that serve it.
 //!
-//! Owns: mounting with negotiation, the end of a mount, and the settings of both. Its parts are `init` (negotiation),
-//! `pool` (how many threads read), `reader` (what each thread does) and `receive` (the memory for requests). Does not
-//! own: the system calls of mounting (`mount`).
+//! Owns: mounting with negotiation, the end of a mount, and the settings of both. The parts of this module are `init`
+//! (negotiation), `pool` (how many threads read), `reader` (what each thread does) and `receive` (the memory for
+//! requests). Does not own: the system calls of mounting (`mount`).
 //!
 //! Invariant: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
 //!
@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// State that readers, session and unmounters share.
 struct Shared {
     fs: Arc<dyn FileSystem>,
-    /// The device that was mounted. Notifications are written to it.
+    /// The device that was mounted. Notifications are written to this descriptor.
     device: Arc<OwnedFd>,
     in_hand: InHand,
     pool: Arc<Pool>,
@@ -74,15 +74,15 @@ impl Session {
         if config.acl {
             // Linux makes the root's inode before INIT is answered, as one whose access control list is never kept
             // (`ACL_DONT_CACHE`). So the kernel requests the list in each walk through the root by a caller who does
-            // not own the root. On older kernels this makes it one that is kept; newer ones go on asking
-            // (docs/design/kernel_names.md).
+            // not own the root. On older kernels this invalidation makes the kernel keep the list; newer kernels
+            // request it each time (docs/design/kernel_names.md).
             let forgotten = Notifier::new(Arc::downgrade(&device), top).inval_attr(top.0);
             tracing::debug!(?forgotten, "the list of the root may be kept");
         }
         fs.mounted(Notifier::new(Arc::downgrade(&device), top), &limits);
         let in_hand = InHand::default();
         if let Some(times) = fs.call_times() {
-            // Nothing is there before.
+            // Nothing is mounted there before.
             let _ = in_hand.late.times.set(times.clone());
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -158,7 +158,7 @@ impl Drop for Session {
 }
 
 impl Unmounter {
-    /// Ends the mount if nobody uses it. No error if it has already ended.
+    /// Unmounts if nobody uses the mount. No error if it has already ended.
     pub fn unmount(&self) -> Result<(), MountError> {
         if self.unmounted_already() {
             return Ok(());
@@ -166,9 +166,15 @@ impl Unmounter {
         self.mount_point.unmount()
     }
 
-    /// Whether this mount has ended. If so, a mount at the path belongs to another process.
+    /// Returns whether this mount has ended. If so, a mount at the path belongs to another process.
     fn unmounted_already(&self) -> bool {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
+    }
+
+    /// To be called before a mount that is in use ends: what programs have written without a call is carried out, and
+    /// from now on each of their writes is a call.
+    pub fn end_posts(&self) {
+        self.shared.fs.end_posts();
     }
 
     /// Ends the mount although it is in use. Calls in progress fail, and open files answer ENOTCONN.

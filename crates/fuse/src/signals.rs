@@ -1,23 +1,23 @@
-//! `Signals`: what the pending signals of a thread demand of a call in which it waits.
+//! `Signals`: the effect that the pending signals of a thread have on a call in which it waits.
 //!
-//! The kernel sends an INTERRUPT whenever a waiting thread is woken as for a signal, also if the program never sees
-//! one. An example: while a thread starts a process, it blocks all signals for a moment. If another child ends just
-//! then, its SIGCHLD is not dropped, although nobody wants it, but handed to any other thread of the process. A
-//! `rename` in that thread must not end with EINTR for that.
+//! The kernel sends an INTERRUPT whenever a waiting thread is woken as for a signal, even if the program never sees a
+//! signal. An example: while a thread starts a process, it blocks all signals for a moment. If another child ends just
+//! then, its SIGCHLD is not dropped, although nobody needs it, but delivered to any other thread of the process. A
+//! `rename` in that thread must not end with EINTR because of this.
 //!
 //! Owns: reading the masks of a thread. Does not own: how long a call continues after a signal (`front/patience`).
 
 /// Signals that do nothing unless the program has a handler for them.
 const SILENT: [i32; 4] = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
 
-/// What pending signals demand.
+/// The action that pending signals demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signals {
     /// The thread is being killed: its call has to end at once.
     Kill,
     /// A handler is to run, or the process is to stop: a call that waits long has to end.
     Handle,
-    /// No signal concerns the thread: its call goes on.
+    /// No signal concerns the thread, so its call continues.
     Nothing,
 }
 

@@ -49,7 +49,7 @@ fn mounts_at(path: &Path) -> usize {
 }
 
 /// Goal: the everyday operations work through the kernel, and nothing is left afterwards. Method: the do-nothing file
-/// system, each operation once.
+/// system, with each operation once.
 #[test]
 fn everyday_operations() {
     let fs: Arc<dyn FileSystem> = Arc::new(NullFs::new());
@@ -79,7 +79,8 @@ fn everyday_operations() {
     std::fs::remove_dir(m.path("d")).expect("rmdir");
     assert_eq!(std::fs::metadata(m.path("x")).expect_err("gone").raw_os_error(), Some(libc::ENOENT));
     drop((file, direct));
-    // A process that another test is about to start holds all that is open here until it has its own program.
+    // A process that another test is about to start holds all files that are open here until it executes its own
+    // program.
     while let Err(e) = m.session().unmount() {
         assert!(matches!(e, MountError::Busy(_)), "{e}");
         std::thread::yield_now();
@@ -155,7 +156,7 @@ enum Reads {
     Panic,
 }
 
-/// A file system with files whose names say what they do, one file that stores bytes, and counters.
+/// A file system with files whose names say how they behave, one file that stores bytes, and counters.
 #[derive(Default)]
 struct Probe {
     blocked: Mutex<u64>,

@@ -10,7 +10,7 @@ use std::fmt::Debug;
 /// Reads `bytes` as a received frame, and the bytes after its header as the body of every kind of frame, as if the
 /// checksum had been right.
 ///
-/// Panics if a message that decodes is not the same after it was sent on.
+/// Panics if a message that decodes is not the same after it was encoded and decoded again.
 pub fn frames(bytes: &[u8]) {
     let Some((head_bytes, body)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return };
     if let Ok(head) = Head::parse(head_bytes) {

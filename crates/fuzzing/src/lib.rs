@@ -2,8 +2,9 @@
 //! start of a server, its check or an answer. The index of names answers like an ordered map. Bytes of a trace never
 //! panic a reader.
 //!
-//! Owns: what is done with a fuzzer's bytes. Does not own: who makes them. `cargo test` takes random ones for a second;
-//! `scripts/fuzz` lets libFuzzer search for those that reach new code, for as long as one likes.
+//! Owns: the treatment of the bytes that a fuzzer generates. Owns: what is done with the bytes of a fuzzer. `cargo
+//! test` takes random ones for a second; `scripts/fuzz` lets libFuzzer search for those that reach new code, for as
+//! long as one likes.
 //!
 //! Checksums would keep a fuzzer from reaching the code under test. So it works on what the checksums of frames, logs
 //! and traces protect: the body of a frame with a right sum, items of records that are sealed as the server seals its

@@ -56,7 +56,8 @@ pub fn log_replay(bytes: &[u8]) {
     let _ = sim.block_on(fsck(&node, "data"));
     let started = sim.block_on(Server::start(sim.node("server"), config.clone()));
     if let Ok(Ok(_server)) = started {
-        // A server that never answers what it cannot know is an error of its own, but none of this property.
+        // A server that never answers because it lacks information is an error too, but this property does not check
+        // that.
         let env = sim.node("client");
         env.spawn(walk(env.clone()));
         let _ = sim.run_for(PATIENCE);
@@ -138,7 +139,7 @@ async fn fill(sim: &Sim, config: &ServerConfig) {
     server.stop().await.expect("stopped");
 }
 
-/// Appends what `bytes` make of the items that there are.
+/// Appends changes that `bytes` select to the existing items.
 async fn append(sim: &Sim, config: &ServerConfig, bytes: &[u8]) -> Result<(), Errno> {
     let env = sim.node("server");
     let (zone, found) = Zone::open(&env, &config.zone_path(0), &OpenOptions::default()).await.expect("opens");
@@ -180,7 +181,7 @@ fn some<'a>(bytes: &mut Unstructured<'a>) -> arbitrary::Result<&'a [u8]> {
     bytes.bytes(len.min(bytes.len()))
 }
 
-/// `old` with one byte changed, cut short, or with bytes behind it. The tag stays what it is.
+/// `old` with one byte changed, cut short, or with further bytes at the end. The tag is not changed.
 fn altered(old: &[u8], bytes: &mut Unstructured) -> arbitrary::Result<Vec<u8>> {
     let mut new = old.to_vec();
     let at = usize::from(bytes.arbitrary::<u8>()?);

@@ -1,4 +1,4 @@
-//! Each property over random bytes for a moment; `scripts/fuzz` searches longer and better.
+//! Tests each property over random bytes for a short time; `scripts/fuzz` searches longer and better.
 
 use proptest::prelude::*;
 

@@ -1,6 +1,6 @@
 //! A client of servers elsewhere, and the thread of its I/O half.
 //!
-//! Owns: how a client is configured from a command line, its start and its end. Does not own: what it does
+//! Owns: how a client is configured from a command line, its start and its end. Does not own: the work of the client
 //! (`amphi_client`).
 
 use crate::clock::Machine;
@@ -50,14 +50,14 @@ fn assignment(text: &str) -> Outcome<(&str, &str)> {
     text.split_once('=').ok_or_else(|| Failure::refused(format!("--set '{text}' must be NAME=VALUE")))
 }
 
-/// Whether a name or pattern of `--set` is that of tunables of servers.
+/// Returns whether a name or pattern of `--set` is that of tunables of servers.
 fn is_of_servers(name: &str) -> bool {
     name.starts_with("server.")
 }
 
 /// Sets those tunables of `--set` that are the servers', on all servers of the cluster that `client` has joined.
 ///
-/// Errors: what a server refuses; those before it are set.
+/// Errors: tunables that a server refuses; those before the refused one are set.
 pub fn set_on_servers(client: &Client, tunables: &[String]) -> Outcome {
     let root = amphi_client::Ctx::root();
     let read = |name: &str| {
@@ -105,8 +105,8 @@ fn check_cache(bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// Told of the end of a thread that holds it from its first line, and whether by a panic, which passes by everything
-/// but destructors.
+/// A guard that a thread holds from its first line. Its drop reports the end of the thread, and whether the thread
+/// panicked, since a panic still runs destructors.
 pub struct AtEnd<F: FnMut(bool)>(pub F);
 
 impl<F: FnMut(bool)> Drop for AtEnd<F> {
@@ -140,12 +140,12 @@ impl Running {
         self.join()
     }
 
-    /// Waits for the thread to end by itself.
+    /// Waits until the thread ends by itself.
     pub fn join(self) -> Outcome {
         self.thread.join().unwrap_or_else(|_| Err(panicked()))
     }
 
-    /// Whether a worker has panicked. The others may still run then, and nothing can be expected of them.
+    /// Returns whether a worker has panicked. The others may still run then, and nothing can be expected of them.
     pub fn has_panicked(&self) -> bool {
         self.panicked.load(Ordering::Acquire)
     }
@@ -160,7 +160,8 @@ pub fn start_client(
     config: ClientConfig,
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
-    // Before the first buffer is wanted: a server on this machine is given the memory of this process's buffers.
+    // This is done before the first buffer is needed, because a server on this machine is passed the memory of this
+    // process's buffers.
     if addrs.iter().any(|addr| amphi_transport::is_unix(addr)) && !amphi_env::buf::pass_memory() {
         tracing::debug!("payloads go through sockets");
     }

@@ -20,7 +20,7 @@ pub fn read(path: Option<&Path>) -> Outcome<Option<(Vec<u8>, ClusterKey)>> {
     path.map(read_file).transpose()
 }
 
-/// As `read`, of a path that is given; with the bytes of the file.
+/// Works as `read`, for a given path; also returns the bytes of the file.
 pub fn read_file(path: &Path) -> Outcome<(Vec<u8>, ClusterKey)> {
     let bytes = read_secret(path, "cluster key")?;
     let key = ClusterKey::new(&bytes).map_err(|e| Failure::refused(format!("cluster key {}: {e}", path.display())))?;
@@ -29,13 +29,13 @@ pub fn read_file(path: &Path) -> Outcome<(Vec<u8>, ClusterKey)> {
 
 /// Reads a file that is to be its user's secret.
 ///
-/// Errors: it cannot be read, or others than its user can read or write it. `what` it is begins the line.
+/// Errors: the file cannot be read, or users other than its own can read or write it. `what` it is begins the line.
 pub(crate) fn read_secret(path: &Path, what: &str) -> Outcome<Vec<u8>> {
     let refused = |e: String| Failure::refused(format!("{what} {}: {e}", path.display()));
     let io = |e: Errno| refused(std::io::Error::from(e).to_string());
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?;
     let found = rustix::fs::fstat(&file).map_err(io)?;
-    // A pipe of a shell, which is no file, has no readers but this one.
+    // A pipe of a shell is no file, and only this process reads it.
     if FileType::from_raw_mode(found.st_mode).is_file() {
         if found.st_mode & 0o077 != 0 {
             return Err(refused(format!("others can read it or write to it; chmod 600 {}", path.display())));

@@ -17,7 +17,7 @@ pub fn mounts() -> Vec<PathBuf> {
     mounts_in(&std::fs::read("/proc/self/mounts").unwrap_or_default())
 }
 
-/// Names of mount points are bytes, of other file systems too.
+/// Names of mount points are bytes, even for other file systems.
 fn mounts_in(table: &[u8]) -> Vec<PathBuf> {
     table
         .split(|b| *b == b'\n')
@@ -29,7 +29,7 @@ fn mounts_in(table: &[u8]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Options in the mount table of the AmphiFS that is mounted at exactly `dir`, the topmost one.
+/// Options, in the mount table, of the topmost AmphiFS that is mounted at exactly `dir`.
 pub fn options_of(dir: &Path) -> Option<String> {
     let table = std::fs::read("/proc/self/mounts").ok()?;
     table.split(|b| *b == b'\n').rev().find_map(|line| {
@@ -86,7 +86,7 @@ fn unescape(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The mount that was named, or the only existing one. `how` describes how to name one, such as ` with -m`, for the
+/// The mount that was named, or the only existing mount. `how` describes how to name one, such as ` with -m`, for the
 /// error that there are several.
 pub fn find_mount(named: Option<PathBuf>, how: &str) -> Outcome<PathBuf> {
     if let Some(path) = named {
@@ -103,14 +103,14 @@ pub fn find_mount(named: Option<PathBuf>, how: &str) -> Outcome<PathBuf> {
     }
 }
 
-/// Why an attribute could not be had or changed, which takes the right to `access` the file.
+/// The reason why an attribute could not be had or changed, which takes the right to `access` the file.
 fn explain(path: &Path, what: &str, access: &str, e: Errno) -> Failure {
     let (shown, what) = (path.display(), what.strip_prefix("user.amphi.").unwrap_or(what));
     let kind = std::fs::metadata(path).map(|m| m.file_type()).ok();
     let special = kind.is_some_and(|k| !k.is_file() && !k.is_dir());
     match e {
         Errno::NOENT => Failure::refused(format!("{shown}: no such file or directory")),
-        // The kernel has such attributes of these alone.
+        // The kernel supports such attributes only on files and directories.
         Errno::OPNOTSUPP | Errno::NODATA | Errno::PERM if special => {
             Failure::refused(format!("{shown}: is neither a file nor a directory"))
         }
@@ -140,12 +140,12 @@ pub fn read(path: &Path, name: &str) -> Outcome<String> {
     read_if_any(path, name)?.ok_or_else(|| explain(path, name, "read", Errno::NODATA))
 }
 
-/// Reads a control attribute of `path` that may not be there.
+/// Reads a control attribute of `path` that may not exist.
 pub fn read_if_any(path: &Path, name: &str) -> Outcome<Option<String>> {
     Ok(read_bytes(path, name)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Reads a control attribute of `path` that may not be there, as it is.
+/// Reads a control attribute of `path` that may not exist, as bytes.
 pub fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
     let mut buf = vec![0u8; 65_536];
     match getxattr(path, name, &mut buf[..]) {

@@ -40,7 +40,7 @@ impl fmt::Display for Failure {
 /// Outcome of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
-/// Adds what was being done to an I/O error, as code 1.
+/// Adds the action during which an I/O error occurred, and exit code 1.
 pub trait During<T> {
     /// `what` is a phrase such as `read /x/y`.
     fn during(self, what: impl FnOnce() -> String) -> Outcome<T>;

@@ -1,6 +1,7 @@
 //! Files with identities: key pairs of servers, hosts and administrators.
 //!
-//! Owns: making, reading and changing such a file. Does not own: what is in it (`amphi_transport::identity`).
+//! Owns: making, reading and changing such a file. Does not own: the contents of the file
+//! (`amphi_transport::identity`).
 //!
 //! Invariant: a file with a secret is made with mode 0600 and under its name only when it is whole.
 
@@ -61,7 +62,7 @@ fn write(path: &Path, identity: &Identity, how: OFlags) -> std::io::Result<()> {
         Err(e) => Err(e.into()),
     };
     if written.is_err() {
-        // A part of a key is none.
+        // A part of a key is not a valid key.
         let _ = std::fs::remove_file(path);
     }
     written

@@ -1,8 +1,8 @@
 //! The behaviour of idle cores of this machine: sleep at once, or poll for a while first.
 //!
-//! In a virtual machine a sleeping core takes 30 to 40 us to wake up, and a call through a mount wakes two: the
+//! In a virtual machine a sleeping core takes 30 to 40 us to wake up, and a call through a mount wakes two cores: the
 //! reader's and the program's own. Polling of our own keeps the first awake, but only the kernel can keep the second,
-//! whose program waits for its answer. Owns: finding out, and what to say about it. Does not own: our own polling
+//! whose program waits for its answer. Owns: detecting this, and the advice about it. Does not own: our own polling
 //! (`amphi_env`, `amphi_fuse`).
 
 use std::fs::read_to_string;
@@ -54,7 +54,7 @@ impl Idle {
         }
     }
 
-    /// Advice for faster small calls, if there is any.
+    /// Advice by which small calls become faster, if there is any.
     pub fn advice(&self) -> Option<String> {
         match self {
             Idle::Poll(ns) if *ns < LITTLE_NS => Some(format!(

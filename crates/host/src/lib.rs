@@ -1,7 +1,8 @@
-//! The start of a client: configuration, clock, session, link, signals. No server code is in it, so that a library that
-//! is loaded into a program links none.
+//! The start of a client: configuration, clock, session, link, signals. It contains no server code, so that a library
+//! that is loaded into a program links none.
 //!
-//! Owns: what a process needs before it has a mount or a session. Does not own: servers and mounts (`amphi_process`).
+//! Owns: the preparations that a process needs before it has a mount or a session. Does not own: servers and mounts
+//! (`amphi_process`).
 
 pub mod client;
 pub mod clock;

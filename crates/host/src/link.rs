@@ -74,7 +74,7 @@ pub fn link_failure(e: &std::io::Error) -> Failure {
     }
 }
 
-/// Errors of several addresses as one, which names each.
+/// The errors of several addresses as one error, which names each address.
 pub fn all_errors(mut errors: Vec<std::io::Error>) -> std::io::Error {
     if errors.len() == 1 {
         return errors.remove(0);

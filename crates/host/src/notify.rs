@@ -3,7 +3,7 @@
 //!
 //! Owns: the protocol, the interval of the watchdog. Does not own: the moments of messages. Without a service manager
 //! no message is sent. The messages that a process is ready or stops wait for a place in the queue of the socket, a few
-//! seconds at most. The message that it is alive does not wait, because the thread of a worker sends it.
+//! seconds at most. The message that the process is alive does not wait, because the thread of a worker sends it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt;
@@ -11,7 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// Variables by which a service manager passes settings to one process. They are not for its children.
+/// Variables by which a service manager passes settings to one process. These variables are not for the children of the
+/// process.
 pub const VARIABLES: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
 
 /// How long a state waits for a place in the queue of the service manager, which holds ten datagrams by default.
@@ -25,7 +26,7 @@ pub fn ready(what: &str) {
     tell(&format!("READY=1\nSTATUS=Serving {}", line(what)), PATIENCE);
 }
 
-/// Reports that the process ends in order, and its work until then.
+/// Reports that the process ends in order, and the work that it still does before.
 pub fn stopping(what: &str) {
     tell(&format!("STOPPING=1\nSTATUS={}", line(what)), PATIENCE);
 }
@@ -35,8 +36,8 @@ pub fn alive() {
     tell("WATCHDOG=1", Duration::ZERO);
 }
 
-/// How often the service manager expects a message that the process works: a third of the time after which it considers
-/// the process hung. None: it does not.
+/// Returns how often the service manager expects a message that the process works: a third of the time after which it
+/// considers the process hung. `None`: the service manager expects no such messages.
 pub fn watchdog() -> Option<Duration> {
     let of = |name: &str| std::env::var(name).ok();
     interval(of("WATCHDOG_USEC"), of("WATCHDOG_PID"), std::process::id())

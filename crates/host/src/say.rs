@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-/// A line for people on standard error. It need not be read.
+/// A line for people on standard error. It is not required that anybody reads it.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Sets the limit of open files and connections of this process to the largest permitted one: the usual limit is 1,024,
-/// as many as there may be mounts.
+/// which is also the highest number of mounts.
 ///
 /// Errors: they are too few for anything to work.
 pub fn raise_file_limit() -> Outcome {
@@ -47,8 +47,8 @@ pub fn ending_signals() -> Vec<i32> {
     [SIGINT].into_iter().chain([SIGTERM, SIGHUP].into_iter().filter(counts)).collect()
 }
 
-/// Lets a program that this process runs answer the signals that mean both: what a terminal sends reaches it anyway,
-/// and wishes to end are passed on. This process goes on until the program has ended.
+/// Lets a program that this process runs handle the signals that are for both: signals from a terminal reach it anyway,
+/// and requests to end are passed on to it. This process continues until the program has ended.
 pub fn leave_to(program: Pid) -> Outcome {
     let all = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
     let mut signals = signal_hook::iterator::Signals::new(all).during(|| "handle signals".into())?;
@@ -75,21 +75,21 @@ pub fn pass_to(tell: impl Fn(i32) + Send + 'static) -> Outcome {
     std::thread::Builder::new().spawn(run).map(drop).during(|| "start a thread".into())
 }
 
-/// How long after the first signal another one counts as a second wish of somebody. A program that ends a group of
+/// How long after the first signal another one counts as a second request to stop. A program that ends a group of
 /// processes may send the first one twice (timeout(1) does), and a human is not so fast.
 const SECOND_AFTER: Duration = Duration::from_secs(1);
 
-/// Tells a second wish to stop from a first one.
+/// Distinguishes a second request to stop from a first one.
 #[derive(Default)]
 struct Wishes {
     first: Option<Time>,
 }
 
 impl Wishes {
-    /// Whether this signal is the second wish.
+    /// Returns whether this signal is the second wish.
     fn is_second(&mut self, signal: i32, now: Time) -> bool {
         match self.first {
-            // A terminal that goes may say so more than once.
+            // When a terminal is closed, the signal may come more than once.
             _ if signal == SIGHUP => false,
             None => {
                 self.first = Some(now);
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     /// Goal: a signal that is repeated at once counts as one request, and a later one as a second request. Terminals
-    /// that close add no wish. Method: times made by hand.
+    /// that close add no wish. Method: signals at given times.
     #[test]
     fn second_wishes() {
         let ms = |n: u64| Time(n * 1_000_000);

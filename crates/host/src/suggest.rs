@@ -2,10 +2,10 @@
 //!
 //! Owns: what counts as close. Does not own: the names.
 
-/// Below this similarity (Jaro-Winkler, 0 to 1) a name counts as a different one and not as a misspelling. clap uses
-/// the same measure.
+/// If the similarity (Jaro-Winkler, 0 to 1) is lower, the name counts as a different one and not as a misspelling; clap
+/// uses the same measure.
 const CLOSE: f64 = 0.8;
-/// The same for the last part of a dotted name by itself, because people leave out the group or write another one.
+/// The same for the last part of a dotted name alone, because users omit the group or write another one.
 const CLOSE_PART: f64 = 0.9;
 
 /// `; did you mean NAME?` with the closest of `names`, or nothing if none is close.

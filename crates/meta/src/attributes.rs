@@ -3,16 +3,16 @@
 //! Owns: names and lengths of values, the values in memory, and which of these go first. Does not own: the rules
 //! (`xattr`), or where values that are not in memory come from (`Absent`).
 //!
-//! A value that was put into memory stays there until the values together take more than a bound. Then those go that
-//! were not used for the longest time, roughly: a value that was used since it was looked at last is kept once more.
-//! Values of up to 64 bytes never go, because little would be won; nor do access control lists and the lists of shards,
-//! which checks need that cannot wait.
+//! A value that was put into memory stays there until the values together take more than a bound. Then values are
+//! dropped that were not used for the longest time, approximately: a value that was used since it was last checked is
+//! kept once more. Values of up to 64 bytes never go, because little would be won; nor do access control lists and the
+//! lists of shards, which checks need that cannot wait.
 //!
-//! Invariants: the length of a value is known, so that limits can be checked without the value. A value goes only in
-//! `trim`, which is called when the record of the change that put it in has been made.
+//! Invariants: the length of a value is known, so that limits can be checked without the value. A value is removed only
+//! in `trim`, which is called when the record of the change that put it in has been made.
 //!
-//! The number that drove the design: a value may have 64 KiB and an inode 128 KiB of them, ten thousand times what the
-//! inode takes itself.
+//! The number that drove the design: a value may have 64 KiB, and all values of an inode 128 KiB, ten thousand times as
+//! much as the inode itself.
 
 use crate::shared_attrs::LIST;
 use amphi_types::acl;
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Longest value that is always in memory, bytes.
 pub(crate) const ALWAYS_BYTES: usize = 64;
-/// Entries of the order in which values go that may be out of use, beside as many as are in use.
+/// How many entries of the order of use may be obsolete, in addition to as many as are in use.
 const ORDER_SPARE: usize = 64;
 
 /// Inode, and name of the attribute.
@@ -44,7 +44,7 @@ impl Value {
         self.len
     }
 
-    /// Whether the value is not in memory.
+    /// Returns whether the value is not in memory.
     pub(crate) fn is_absent(&self) -> bool {
         self.bytes.is_none()
     }
@@ -96,7 +96,7 @@ impl Attributes {
         self.get(local, name)?.bytes()
     }
 
-    /// Whether an inode has an attribute.
+    /// Returns whether an inode has an attribute.
     pub(crate) fn has(&self, local: u64, name: &[u8]) -> bool {
         self.get(local, name).is_some()
     }
@@ -131,12 +131,12 @@ impl Attributes {
         self.all.insert(of, Value { len: bytes.len(), bytes: Some(bytes), may_go, used: Cell::new(false) });
     }
 
-    /// Puts an attribute of another target's copy in, as it is there.
+    /// Inserts an attribute from another target's copy, unchanged.
     pub(crate) fn insert_as(&mut self, local: u64, name: &[u8], value: &Value) {
         self.all.insert((local, name.into()), Value { may_go: false, ..value.clone() });
     }
 
-    /// Removes an attribute. Whether there was one.
+    /// Removes an attribute. Returns whether it existed.
     pub(crate) fn remove(&mut self, local: u64, name: &[u8]) -> bool {
         let of = (local, Box::from(name));
         self.forget(&of);
@@ -192,8 +192,9 @@ mod tests {
         vec![n as u8; 1000].into()
     }
 
-    /// Goal: values beyond the bound go, those that are used later than others, short ones and lists never; what was
-    /// put in anew or removed is counted once. Method: twenty values of 1,000 bytes in memory for ten.
+    /// Goal: values beyond the bound are dropped, but not values that were used later than others, short values or
+    /// lists; a value that was inserted again or removed counts once. Method: twenty values of 1,000 bytes in memory
+    /// for ten.
     #[test]
     fn values_beyond_the_bound_go() {
         let mut all = Attributes::default();

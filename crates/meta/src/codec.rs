@@ -85,8 +85,8 @@ impl ItemKey {
     }
 }
 
-/// Smallest (first number, second number) of a key greater than `after`, among keys with tag `t` and 8-byte numbers;
-/// `None` if there is none.
+/// The smallest (first number, second number) of a key greater than `after`, among keys with tag `t` and 8-byte
+/// numbers; `None` if there is none.
 pub(crate) fn lower_bound(t: u8, after: &[u8]) -> Option<(u64, u64)> {
     match after.split_first() {
         Some((&a, _)) if a > t => None,

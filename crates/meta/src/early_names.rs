@@ -1,4 +1,4 @@
-//! `EarlyNames`: entries of directories that are loaded before the key of the hash by which the index places them.
+//! `EarlyNames`: entries of directories that are loaded before the key of the hash by which the index orders them.
 //!
 //! Items arrive in the order of their keys, entries (`D`) before the one of the store (`M`), which has the key. So the
 //! entries wait here as bytes, about 40 for a short name, and no caller has to care about that order.
@@ -23,7 +23,7 @@ impl EarlyNames {
         self.0.extend(value);
     }
 
-    /// The entries, in the order in which they came.
+    /// The entries, in the order in which they were read.
     fn iter(&self) -> impl Iterator<Item = (u64, u64, &[u8])> {
         let mut rest = self.0.as_slice();
         std::iter::from_fn(move || {
@@ -54,7 +54,7 @@ impl EarlyNames {
 mod tests {
     use super::*;
 
-    /// Goal: entries come out as they went in, but for those that were deleted. Method: a few of each length.
+    /// Goal: entries are returned unchanged, except those that were deleted. Method: a few of each length.
     #[test]
     fn in_and_out() {
         let mut early = EarlyNames::default();

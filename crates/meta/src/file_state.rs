@@ -68,8 +68,8 @@ impl MetaStore {
         Ok(true)
     }
 
-    /// Called when the file is about to have data beyond stripe 0. Until it is settled, its size is gathered from the
-    /// objects. Logs nothing if that is known already.
+    /// Called when the file is about to have data beyond stripe 0. Until this is settled, the file's size is gathered
+    /// from the objects. Logs nothing if that is known already.
     ///
     /// Errors: `Stale`, `Inval` if it is not a file.
     pub fn mark_spread(&mut self, ino: Ino, txn: &mut Txn) -> Result<()> {
@@ -121,8 +121,8 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Called when all objects were trimmed to the size of truncation `generation`. No effect if the file was truncated
-    /// again since.
+    /// Called when all objects were trimmed to the size of truncation `generation`. It has no effect if the file was
+    /// truncated again since.
     ///
     /// Errors: `Stale`.
     pub fn trim_done(&mut self, ino: Ino, generation: u64, txn: &mut Txn) -> Result<()> {

@@ -21,7 +21,7 @@
 //! `walk_max` entries come from a *window* of it that is kept (`windows`).
 //!
 //! The numbers that drove the design: an entry takes 11 to 12 bytes here if names are consecutive, and 34 to 39 if they
-//! are those of a Linux distribution. In an ordered map with boxed names it took 108 to 124.
+//! are those of a Linux distribution. In an ordered map with boxed names it took 108 to 124 bytes.
 
 mod buckets;
 mod pack;
@@ -74,7 +74,7 @@ pub struct Dentry {
 }
 
 impl Dentry {
-    /// What the entry names.
+    /// The inode that the entry names.
     pub fn named(&self) -> Named {
         Named { child: self.child, kind: self.kind }
     }
@@ -165,7 +165,7 @@ impl DentryIndex {
     }
 
     /// Sets the key of the hash. Entries that are there keep their cookies. That is expensive, so the key should be set
-    /// before there are any.
+    /// before there are any entries.
     pub(crate) fn set_seed(&mut self, seed: u64) {
         if seed == self.seed {
             return;
@@ -188,8 +188,8 @@ impl DentryIndex {
         self.cart.bytes() + self.buckets.bytes()
     }
 
-    /// The first and the last cookie that `name` can have. In a shard the upper bits are its place, so that the shards
-    /// of a directory are ranges of its cookies.
+    /// The first and the last cookie that `name` can have. In a shard the upper bits are the shard's place, so that
+    /// each shard has its own range of the directory's cookies.
     fn bucket(&self, dir: u64, name: &[u8]) -> (u64, u64) {
         let mut h = SipHasher13::new_with_keys(self.seed, 0x6d65_7461_6e61_6d65);
         h.write(name);
@@ -202,7 +202,7 @@ impl DentryIndex {
         (base.max(COOKIE_MIN), base + ORDINAL_MAX)
     }
 
-    /// What a name names.
+    /// The inode that a name leads to.
     pub(crate) fn find(&self, dir: u64, name: &[u8]) -> Option<Named> {
         self.unpack(dir, name, self.cart.get(dir, name)?)
     }
@@ -227,8 +227,8 @@ impl DentryIndex {
         names.filter(move |((dir, cookie), name)| is_misplaced(*dir, name, *cookie)).map(|(at, _)| *at)
     }
 
-    /// The cookie that a new entry `name` gets: the lowest free one of its bucket. `None` if the bucket is full, or if
-    /// the index has no room.
+    /// The cookie that a new entry `name` gets: the lowest free one of its bucket. Returns `None` if the bucket is
+    /// full, or if the index has no room.
     pub(crate) fn free_cookie(&self, dir: u64, name: &[u8]) -> Option<u64> {
         if !self.cart.has_room() {
             return None;
@@ -264,7 +264,7 @@ impl DentryIndex {
         may_be_there.then(|| self.plain(dir, cookie)).flatten().filter(|name| **name != *but)
     }
 
-    /// The entry with a cookie. Takes a walk over the directory, or a window of it.
+    /// The entry with a cookie. This takes a walk over the directory, or over a window of it.
     pub(crate) fn get(&self, dir: u64, cookie: u64) -> Option<Dentry> {
         let mut found = None;
         self.page(dir, cookie.checked_sub(1)?, 1, |at, name, named| {
@@ -273,7 +273,7 @@ impl DentryIndex {
         found
     }
 
-    /// Sets the entry with a cookie. Another one with this cookie or with this name goes.
+    /// Sets the entry with a cookie. Another entry with this cookie or with this name is removed.
     pub(crate) fn insert(&mut self, dir: u64, cookie: u64, name: &[u8], named: Named) {
         let is_there = self.cart.get(dir, name).is_some();
         if !(is_there && self.cookie(dir, name) == cookie) {

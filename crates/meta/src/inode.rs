@@ -18,7 +18,7 @@ const DIR_SIZE: u64 = 4096;
 pub struct Pending {
     /// The file was truncated. Objects on other targets may still have bytes beyond `Inode::size`.
     pub trim: bool,
-    /// The file is being destroyed. Its objects are removed first, then `MetaStore::remove_inode` follows.
+    /// The file is being destroyed. Its objects are removed first, and then `MetaStore::remove_inode` follows.
     pub destroy: bool,
 }
 
@@ -29,7 +29,7 @@ pub struct InodeOwner {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Project of the tree in which it lies, or 0. In the item it lies behind the rest (`codec`).
+    /// Project of the tree in which it lies, or 0. In the item, its number follows the other fields (`codec`).
     #[serde(skip)]
     pub project: u32,
 }
@@ -70,7 +70,7 @@ pub struct ObjectsState {
     /// Writers may have extended objects on other targets, so size and mtime must be gathered until the file is
     /// settled.
     pub spread: bool,
-    /// There may be objects on other targets, so truncation and removal must visit these targets. Never reset.
+    /// There may be objects on other targets, so truncation and removal must visit these targets. It is never reset.
     pub wide: bool,
 }
 
@@ -97,7 +97,7 @@ impl InodeFlags {
     const FILE_SHIFT: u32 = 2;
     const FILE_MASK: u8 = 0b11 << Self::FILE_SHIFT;
 
-    /// Whether this bit is set.
+    /// Returns whether this bit is set.
     pub fn has(self, flag: InodeFlags) -> bool {
         self.0 & flag.0 != 0
     }
@@ -107,7 +107,7 @@ impl InodeFlags {
         self.0 = if on { self.0 | flag.0 } else { self.0 & !flag.0 };
     }
 
-    /// What `chattr` has set.
+    /// The flags that `chattr` has set.
     pub fn file_flags(self) -> FileFlags {
         FileFlags::try_from((self.0 & Self::FILE_MASK) >> Self::FILE_SHIFT).unwrap_or_default()
     }
@@ -125,7 +125,7 @@ impl InodeFlags {
         InodeFlags(bits)
     }
 
-    /// Whether no other bits than the known ones are set.
+    /// Returns whether no other bits than the known ones are set.
     pub(crate) fn is_possible(self) -> bool {
         self.0 & !(Self::FILE_MASK | Self::LINKABLE.0 | Self::LISTS.0 | Self::SHARDED.0) == 0
     }
@@ -135,7 +135,7 @@ impl InodeFlags {
 /// of the bytes on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
-    /// Kind.
+    /// The kind of the inode.
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky: `0o7777`.
     pub perm: u16,
@@ -168,7 +168,7 @@ pub struct Inode {
     pub symlink: Box<[u8]>,
 }
 
-/// The sum over a file's objects. Without objects it is `Gathered::default()`.
+/// The sum over a file's objects. If there are no objects, it is `Gathered::default()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gathered {
     /// Largest end over the objects.
@@ -223,7 +223,7 @@ impl Inode {
         attr
     }
 
-    /// Whether this is a directory whose names lie in shards.
+    /// Returns whether this is a directory whose names lie in shards.
     pub fn is_sharded(&self) -> bool {
         self.flags.has(InodeFlags::SHARDED)
     }
@@ -256,7 +256,7 @@ impl Inode {
 }
 
 /// The facts for plans and permission checks. They can be sent to other targets, so a plan may combine inodes of
-/// several targets. The parts of the plan check again what it assumed.
+/// several targets. The parts of the plan check again the conditions that it assumed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// Inode number.
@@ -273,7 +273,7 @@ pub struct Facts {
     pub gid: u32,
     /// Project of the tree in which the inode lies, or 0.
     pub project: u32,
-    /// Whether a directory has no entries. True for other kinds.
+    /// Whether a directory has no entries. It is true for other kinds.
     pub empty: bool,
     /// The file was made without a name and never linked.
     pub linkable: bool,
@@ -283,7 +283,7 @@ pub struct Facts {
     pub layout: Layout,
     /// Settings of the owner for mounts.
     pub advice: Advice,
-    /// What `chattr` has set.
+    /// The flags that `chattr` has set.
     pub flags: FileFlags,
     /// Access control lists, if there are any.
     pub acls: Option<Box<Acls>>,
@@ -292,17 +292,17 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The directory that programs know: of a shard, the one that it belongs to.
+    /// The directory that programs know: for a shard, the directory to which it belongs.
     pub fn directory(&self) -> Ino {
         if self.ino.is_shard() { self.parent } else { self.ino }
     }
 
-    /// Whether `chattr` has set this flag.
+    /// Returns whether `chattr` has set this flag.
     pub fn is(&self, flag: FileFlags) -> bool {
         self.flags.has(flag)
     }
 
-    /// Whether the inode may only grow or not change at all.
+    /// Returns whether the inode may only grow or not change at all.
     pub fn is_fixed(&self) -> bool {
         self.flags != FileFlags::NONE
     }

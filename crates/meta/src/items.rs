@@ -45,13 +45,15 @@ impl MetaStore {
         self.xattrs.held_bytes()
     }
 
-    /// Takes an item that a step has found to be absent, with the value that it has now; `None`: it does not exist. The
-    /// step is to be taken again at once, before anything else.
+    /// Takes an item that a step has found to be absent, with its present value; `None` means that it does not exist.
+    /// The step has to be repeated at once, before anything else is done.
     ///
     /// Errors: a sentence that names the item: it does not decode, or is not as long as it is known to be.
     pub fn load_absent(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), String> {
-        let ItemKey::Xattr { local, name } = ItemKey::decode(key)? else {
-            return Err(format!("item {key:02x?} is never absent from memory"));
+        let (local, name) = match ItemKey::decode(key)? {
+            ItemKey::Xattr { local, name } => (local, name),
+            ItemKey::Inode(local) => return self.load_inode(local, key, value),
+            _ => return Err(format!("item {key:02x?} is never absent from memory")),
         };
         // If the value is not absent any more, another task has loaded, changed or removed it meanwhile.
         let Some(len) = self.xattrs.get(local, &name).filter(|known| known.is_absent()).map(Value::len) else {
@@ -65,6 +67,15 @@ impl MetaStore {
         // The value stays until the next change or load.
         self.xattrs.trim();
         self.xattrs.insert(local, &name, bytes);
+        Ok(())
+    }
+
+    fn load_inode(&mut self, local: u64, key: &[u8], value: Option<&[u8]>) -> Result<(), String> {
+        // If the inode is not away any more, another task has loaded it, and perhaps changed it.
+        if self.inodes.is_away(local) {
+            let Some(value) = value else { return Err(format!("inode {} has no item", self.ino(local))) };
+            self.inodes.restore(local, &codec::decode_inode(key, value)?);
+        }
         Ok(())
     }
 

@@ -71,7 +71,7 @@ impl MetaStore {
     }
 
     /// Renames within this target. Loops are excluded as far as the parents of both directories are on this target.
-    /// Beyond that the server walks on (`ancestors`).
+    /// From there on the server continues the check (`ancestors`).
     ///
     /// Errors: `Stale`, `NotDir`, `Access`, `NoEnt`, `Inval` for a loop, and those of `plan::rename`.
     #[expect(clippy::too_many_arguments, reason = "a rename has two places, a mode, a caller, a time and a log")]

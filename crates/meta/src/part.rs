@@ -45,7 +45,7 @@ pub struct NewInode {
     pub layout: Layout,
     /// Settings of the owner for mounts.
     pub advice: Advice,
-    /// The inode gets a name at once. If not, it has no name, and may be linked later.
+    /// Whether the inode gets a name at once. If not, it has no name, and may be linked later.
     pub linked: bool,
 }
 
@@ -99,7 +99,7 @@ pub enum Part {
         /// Kind that the inode must have.
         kind: Kind,
     },
-    /// The entries of a directory have changed: mtime and ctime become now.
+    /// The entries of a directory have changed: its mtime and ctime are set to the present time.
     TouchDir {
         /// Directory.
         dir: Ino,
@@ -113,13 +113,12 @@ pub enum Part {
         /// The new parent of the directory.
         parent: Ino,
     },
-    /// An inode was renamed: ctime becomes now.
+    /// An inode was renamed: its ctime is set to the present time.
     TouchCtime {
         /// Inode.
         ino: Ino,
     },
-    /// A new inode inherits access control lists. Comes behind its `MakeInode`, which has the permissions that go with
-    /// them.
+    /// A new inode inherits access control lists. Follows its `MakeInode`, which has the matching permissions.
     SetAcls {
         /// Inode.
         ino: Ino,
@@ -139,19 +138,21 @@ pub enum Part {
         ino: Ino,
         /// The shards of the directory, in their order.
         shards: Vec<Ino>,
+        /// What the directory was when this was planned, and what the shards are made with.
+        was: Box<SharedAttrs>,
     },
     /// The attributes of a directory with shards have changed. Each shard gets them as well.
     SetShared {
         /// The directory, or one of its shards.
         ino: Ino,
-        /// What the directory was when this was planned; `None` for a shard.
+        /// The attributes of the directory when this was planned; `None` for a shard.
         was: Option<Box<SharedAttrs>>,
-        /// What the directory is now.
+        /// The new attributes of the directory.
         now: Box<SharedAttrs>,
     },
 }
 
-/// Why parts cannot be applied.
+/// The reason why parts cannot be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// An assumption of the plan no longer holds: collect the facts and plan again.
@@ -210,7 +211,7 @@ impl Part {
 }
 
 impl MetaStore {
-    /// Whether `apply_parts` would succeed. Changes nothing.
+    /// Returns whether `apply_parts` would succeed. Changes nothing.
     pub fn check_parts(&self, parts: &[Part]) -> Result<(), Refusal> {
         if parts.iter().any(|part| self.leaves_shards(part, parts)) {
             return Err(Refusal::Conflict);
@@ -218,8 +219,8 @@ impl MetaStore {
         parts.iter().try_for_each(|part| self.check_part(part))
     }
 
-    /// Whether this is the removal of a directory that has got shards since it was planned. The first shard, which lies
-    /// beside the directory, is checked for all of them.
+    /// Returns whether this is the removal of a directory that has got shards since it was planned. The first shard,
+    /// which lies beside the directory, is checked for all of them.
     fn leaves_shards(&self, part: &Part, parts: &[Part]) -> bool {
         let Part::Unlink { ino, kind: Kind::Dir } = part else { return false };
         if !self.is_sharded(*ino) {
@@ -229,7 +230,7 @@ impl MetaStore {
         !parts.iter().any(|other| matches!(other, Part::Unlink { ino, .. } if Some(*ino) == first))
     }
 
-    /// An inode that a plan has used and that may be gone since.
+    /// The first shard, which is on the directory's target, is checked for all shards.
     fn planned(&self, ino: Ino) -> Result<Brief, Refusal> {
         self.brief(ino).map_err(|_| Refusal::Conflict)
     }
@@ -304,15 +305,18 @@ impl MetaStore {
             Part::TouchCtime { ino } => {
                 self.planned(*ino)?;
             }
-            // The inode is made by a part before this one.
+            // An inode that a plan has used, and that may have been removed since.
             Part::SetAcls { .. } | Part::SetProject { .. } => {}
-            Part::SetShards { ino, .. } => {
+            Part::SetShards { ino, was, .. } => {
                 let inode = self.planned_dir(*ino)?;
                 if inode.entries > 0 {
                     return Err(Errno::NotEmpty.into());
                 }
                 if inode.flags.has(InodeFlags::SHARDED) {
                     return Err(Errno::Exist.into());
+                }
+                if !self.shared_attrs(*ino).is_some_and(|now| now.agrees(was)) {
+                    return Err(Refusal::Conflict);
                 }
             }
             Part::SetShared { ino, was, .. } => {
@@ -325,14 +329,14 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Applies parts that `check_parts` has accepted, all at the time `now`, and appends the changed items.
+    /// An earlier part makes the inode.
     pub fn apply_parts(&mut self, parts: &[Part], now: Timespec, txn: &mut Txn) -> Applied {
         self.apply_promised(parts, now, now, txn)
     }
 
-    /// As `apply_parts`, but some time after `now`, the time of the operation. Items that are not held exclusively, so
-    /// that others may have changed them since, get the time `late`. Otherwise the times of such an inode would go
-    /// back.
+    /// Works as `apply_parts`, but some time after `now`, the time of the operation. Items that are not held
+    /// exclusively, so that others may have changed them since, get the time `late`. Otherwise the times of such an
+    /// inode would go back.
     pub fn apply_promised(&mut self, parts: &[Part], now: Timespec, late: Timespec, txn: &mut Txn) -> Applied {
         debug_assert_eq!(self.check_parts(parts), Ok(()), "parts are checked before they are applied");
         let mut dirty = Dirty::default();
@@ -389,7 +393,7 @@ impl MetaStore {
             Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode)),
             Part::SetAcls { ino, acls } => self.put_acls(*ino, acls, dirty),
             Part::SetProject { ino, project } => self.edit(*ino, dirty, |inode| inode.owner.project = *project),
-            Part::SetShards { ino, shards } => {
+            Part::SetShards { ino, shards, .. } => {
                 self.put_shards(*ino, shards, dirty);
                 self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode));
             }

@@ -3,7 +3,7 @@
 //! Owns: the rules who may read, write, search, delete and own. Does not own: the order in which an operation checks
 //! them (`plan`, `setattr`, `xattr`).
 //!
-//! Rights beyond those of a user come from capabilities, of which root has all at first. Operations that `chattr` has
+//! Rights beyond those of a user come from capabilities; initially root has all of them. Operations that `chattr` has
 //! forbidden (`FileFlags`) are refused to everybody, before permissions are checked, as in Linux.
 
 use crate::Facts;
@@ -44,7 +44,7 @@ impl Want {
     }
 }
 
-/// Whether `cred` has all of `want` on the inode (`Cred::has_access_by`).
+/// Returns whether `cred` has all of `want` on the inode (`Cred::has_access_by`).
 ///
 /// Errors: `Perm` for a change of an immutable inode, `Access`.
 pub fn access(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
@@ -56,14 +56,14 @@ pub fn access(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
     if has { Ok(()) } else { Err(Errno::Access) }
 }
 
-/// Whether the attributes of the inode may be changed at all, by any user with the right.
+/// Returns whether the attributes of the inode may be changed at all, by any user with the right.
 ///
 /// Errors: `Perm` if it is immutable or may only grow.
 pub fn changeable(facts: &Facts) -> Result<()> {
     if facts.is_fixed() { Err(Errno::Perm) } else { Ok(()) }
 }
 
-/// Whether `cred` owns the inode, or counts as its owner.
+/// Returns whether `cred` owns the inode, or counts as its owner.
 pub fn is_owner(cred: &Cred, facts: &Facts) -> bool {
     cred.may(Caps::FOWNER) || cred.uid == facts.uid
 }
@@ -75,7 +75,7 @@ pub fn owner(cred: &Cred, facts: &Facts) -> Result<()> {
     if is_owner(cred, facts) { Ok(()) } else { Err(Errno::Perm) }
 }
 
-/// Whether `cred` may look names up in `dir`.
+/// Returns whether `cred` may look names up in `dir`.
 ///
 /// Errors: `NotDir`, `Access`.
 pub fn search(cred: &Cred, dir: &Facts) -> Result<()> {
@@ -85,7 +85,7 @@ pub fn search(cred: &Cred, dir: &Facts) -> Result<()> {
     access(cred, dir, Want::EXEC)
 }
 
-/// Whether `cred` may add an entry to `dir`.
+/// Returns whether `cred` may add an entry to `dir`.
 ///
 /// Errors: `NotDir`, `NoEnt` for a removed directory, `Access`.
 pub fn insert(cred: &Cred, dir: &Facts) -> Result<()> {
@@ -98,10 +98,10 @@ pub fn insert(cred: &Cred, dir: &Facts) -> Result<()> {
     access(cred, dir, Want::CHANGE)
 }
 
-/// Whether `cred` may remove or replace the entry of `child` in `dir`. In a sticky directory only the owner of the
-/// child, the owner of the directory, and a caller that counts as owner of everything may.
+/// Returns whether `cred` may remove or replace the entry of `child` in `dir`. In a sticky directory only the owner of
+/// the child, the owner of the directory, and a caller that counts as owner of everything may.
 ///
-/// Errors: `NotDir`, `Access`, `Perm` for the sticky rule and for what `chattr` has set on either.
+/// Errors: `NotDir`, `Access`, and `Perm` for the sticky rule and for flags that `chattr` has set on either inode.
 pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
     if dir.kind != Kind::Dir {
         return Err(Errno::NotDir);
@@ -114,7 +114,7 @@ pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
     if sticky && cred.uid != dir.uid && !is_owner(cred, child) { Err(Errno::Perm) } else { Ok(()) }
 }
 
-/// Whether `cred` may open the inode for `want`.
+/// Returns whether `cred` may open the inode for `want`.
 ///
 /// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`. Every user may open any inode without
 /// access (`O_PATH`).

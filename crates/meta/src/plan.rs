@@ -1,14 +1,14 @@
 //! Plans: from the facts of the inodes concerned to the parts of an operation, or its errno.
 //!
-//! Owns: permissions, rules of kinds, and their order. It is the order of Linux, so a call that breaks two rules fails
-//! as it does on a local file system. Does not own: looking names up, and directory loops, which the caller excludes
-//! before (`rename`).
+//! Owns: permissions, rules of kinds, and their order. The order is that of Linux, so a call that breaks two rules
+//! fails as it does on a local file system. Does not own: looking names up, and directory loops, which the caller
+//! excludes before (`rename`).
 //!
 //! Plans are pure functions, and the facts may come from several targets.
 
 use crate::part::NewInode;
 use crate::perm::{self, GROUP_EXEC, SETGID, Want};
-use crate::{Facts, Part};
+use crate::{Facts, Part, SharedAttrs};
 use amphi_types::{Acls, Caps, Cred, Errno, Ino, Kind, Name, Result, limits};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub enum RenameMode {
     Replace,
     /// Fail with `Exist`.
     NoReplace,
-    /// Swap both.
+    /// Exchange the two inodes.
     Exchange,
 }
 
@@ -67,8 +67,8 @@ impl NodeSpec {
 }
 
 /// The parts that make the new inode that `cred` makes in `dir`. It inherits group and setgid bit from a setgid
-/// directory, project, layout and settings for mounts from any directory, and the lists of a directory with a default
-/// access control list, which then counts instead of the umask.
+/// directory; project, layout and settings for mounts from any directory; and access control lists from a directory
+/// with a default list, which then counts instead of the umask.
 fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> impl Iterator<Item = Part> + use<> {
     let inherit = dir.perm & SETGID != 0;
     let gid = if inherit { dir.gid } else { cred.gid };
@@ -202,18 +202,18 @@ fn removal(dir: &Facts, name: &Name, child: &Facts) -> Vec<Part> {
     std::iter::once(remove).chain(unlinks(child)).chain([touch]).collect()
 }
 
-/// An inode loses a name. A directory goes with its shards, each of which must be empty as well.
+/// An inode loses a name. A directory is removed together with its shards, each of which must be empty as well.
 fn unlinks(child: &Facts) -> impl Iterator<Item = Part> {
     let shards = child.shards.iter().map(|shard| Part::Unlink { ino: *shard, kind: Kind::Dir });
     std::iter::once(Part::Unlink { ino: child.ino, kind: child.kind }).chain(shards)
 }
 
 /// Gives the empty directory `dir` these shards. They are directories without a name that have its attributes, and
-/// whose parent it is.
+/// whose parent it is. `was`: these attributes, read together with the facts (`MetaStore::shared_attrs`).
 ///
 /// Errors: `NotDir`, `NoEnt` for a removed directory, `Perm` for whoever does not own it and for what `chattr` has
 /// fixed, `Exist` if it has shards.
-pub fn shards(cred: &Cred, dir: &Facts, shards: &[Ino]) -> Result<Vec<Part>> {
+pub fn shards(cred: &Cred, dir: &Facts, was: &SharedAttrs, shards: &[Ino]) -> Result<Vec<Part>> {
     if dir.kind != Kind::Dir {
         return Err(Errno::NotDir);
     }
@@ -228,24 +228,24 @@ pub fn shards(cred: &Cred, dir: &Facts, shards: &[Ino]) -> Result<Vec<Part>> {
     if !dir.empty {
         return Err(Errno::NotEmpty);
     }
-    let mut parts = vec![Part::SetShards { ino: dir.ino, shards: shards.to_vec() }];
+    let mut parts = vec![Part::SetShards { ino: dir.ino, shards: shards.to_vec(), was: Box::new(was.clone()) }];
     for &ino in shards {
         let new = NewInode {
             ino,
             kind: Kind::Dir,
-            perm: dir.perm,
-            uid: dir.uid,
-            gid: dir.gid,
+            perm: was.perm,
+            uid: was.owner.uid,
+            gid: was.owner.gid,
             rdev: 0,
             symlink: Vec::new(),
             parent: dir.ino,
-            layout: dir.layout,
-            advice: dir.advice,
+            layout: was.layout,
+            advice: was.advice,
             linked: true,
         };
         parts.push(Part::MakeInode(new));
-        parts.extend(dir.acls.as_ref().map(|acls| Part::SetAcls { ino, acls: (**acls).clone() }));
-        parts.extend((dir.project != 0).then_some(Part::SetProject { ino, project: dir.project }));
+        parts.extend((was.acls != Acls::default()).then(|| Part::SetAcls { ino, acls: was.acls.clone() }));
+        parts.extend((was.owner.project != 0).then_some(Part::SetProject { ino, project: was.owner.project }));
     }
     Ok(parts)
 }
@@ -266,9 +266,9 @@ pub struct Place<'a> {
 /// loops: `Inval` if `source` is `to.dir` or above it. If `target` is `from.dir` or above it, the error is `NotEmpty`,
 /// or `Inval` for an exchange.
 ///
-/// `whiteout`: afterwards the old name names a new inode of this number, a character device 0:0. It marks a removed
-/// name for an overlay file system (`RENAME_WHITEOUT`; not with an exchange). Linux permits this to every user who may
-/// rename.
+/// `whiteout`: afterwards the old name names a new inode of this number, a character device 0:0. Such a device marks a
+/// removed name for an overlay file system (`RENAME_WHITEOUT`; not with an exchange). Linux permits this to every user
+/// who may rename.
 ///
 /// Errors: `NotDir`, `Access`, `Exist` (no replace), `NoEnt` (exchange without target, removed directory), `Perm`
 /// (sticky), `IsDir`, `NotEmpty`, `CrossDevice` if it would lead into the tree of another project or out of it.

@@ -5,7 +5,7 @@
 //!
 //! Rules: no existing inode is ever removed. A name is removed only if it leads to nothing, if it is a second name of a
 //! directory, or if it lies where no lookup searches (`shards`). An inode that is not reachable from the root gets a
-//! name in `lost+found`. A second run changes nothing more, so a run that was cut short is finished by the next one.
+//! name in `lost+found`. A second run changes nothing more, so the next run finishes a run that was cut short.
 
 mod shards;
 
@@ -32,7 +32,7 @@ pub struct Repair {
     pub changes: BTreeMap<TargetId, Txn>,
 }
 
-/// An entry by its place.
+/// An entry, identified by its directory and cookie.
 type Place = (Ino, u64);
 /// The names that have had the cookie of a directory entry; none for other items.
 type EntryNames = BTreeSet<Box<[u8]>>;
@@ -178,7 +178,7 @@ impl Work<'_, '_> {
             .iter()
             .flat_map(|s| s.inodes())
             .filter(|(ino, inode)| {
-                // A shard is reached from its directory, or not at all.
+                // A shard can be reached only from its directory.
                 *ino != Ino::ROOT
                     && !ino.is_shard()
                     && inode.nlink > 0

@@ -21,8 +21,8 @@ fn time(set: TimeSet, now: Timespec) -> Timespec {
     }
 }
 
-/// Whether the flags of `chattr` allow `set` (Linux, `may_setattr` and `do_truncate`). The kernel's own write-back of
-/// times, which alone has a change time, is allowed: it belongs to an earlier write.
+/// Returns whether the flags of `chattr` allow `set` (Linux, `may_setattr` and `do_truncate`). The kernel's own
+/// write-back of times, which alone has a change time, is allowed: it belongs to an earlier write.
 ///
 /// Errors: `Perm`.
 fn check_flags(cred: &Cred, facts: &Facts, set: &SetAttr) -> Result<()> {
@@ -129,12 +129,12 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
 }
 
 impl MetaStore {
-    /// Whether the file gives capabilities to programs that execute it (`security.capability`).
+    /// Returns whether the file gives capabilities to programs that execute it (`security.capability`).
     pub fn gives_capabilities(&self, ino: Ino) -> bool {
         self.xattrs.has(ino.local(), CAPABILITY)
     }
 
-    /// Whether `setattr` will succeed. Errors: as `setattr`.
+    /// Returns whether `setattr` will succeed. Errors: as `setattr`.
     pub fn check_setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec) -> Result<()> {
         decide(cred, &self.inode(ino)?, &self.facts(ino)?, set, now).map(|_| ())
     }

@@ -4,13 +4,13 @@
 //! (`shared_attrs`). Does not own: which shard has a name (`Name::shard`), and making them on several targets
 //! (`server`).
 //!
-//! A *shard* is a directory without a name, whose number says its place (`Ino::shard`). Entries, link count and times
-//! of changes are its own. Everything that permission checks and new inodes take from a directory is a copy of what the
-//! directory has, and one operation changes all copies. So every operation on names works on a shard as on any other
-//! directory.
+//! A *shard* is a directory without a name, whose number contains its place (`Ino::shard`). Entries, link count and
+//! times of changes are its own. Everything that permission checks and new inodes use of a directory is a copy of the
+//! directory's values, and one operation changes all copies. So every operation on names works on a shard as on any
+//! other directory.
 //!
 //! Invariants: a directory with shards has no entries itself, and never becomes one without shards. It has the flag
-//! `InodeFlags::SHARDED` and the list as a hidden extended attribute. Its shards have it as their parent, and its
+//! `InodeFlags::SHARDED` and the list as a hidden extended attribute. Its shards have it as their parent, and have its
 //! attributes. The mtime of a shard is that of its last change of names since an mtime of the directory was set
 //! explicitly, or 0. So the mtime of the directory is the latest of its shards, or its own if all are 0.
 
@@ -23,14 +23,14 @@ use amphi_types::item::Txn;
 use amphi_types::{Acls, Ino, Kind, Result, Timespec};
 
 impl MetaStore {
-    /// The shards of a directory, in their order; none if its names lie in itself.
+    /// The shards of a directory, in their order; an empty list if its names lie in itself.
     pub fn shards(&self, dir: Ino) -> Vec<Ino> {
         let list = self.xattrs.list(dir.local(), LIST);
         let numbers = list.into_iter().flat_map(|list| list.as_chunks::<8>().0);
         numbers.map(|number| Ino(u64::from_le_bytes(*number))).collect()
     }
 
-    /// Whether the names of a directory lie in shards.
+    /// Returns whether the names of a directory lie in shards.
     pub fn is_sharded(&self, dir: Ino) -> bool {
         self.brief(dir).is_ok_and(|inode| inode.flags.has(InodeFlags::SHARDED))
     }
@@ -60,7 +60,8 @@ impl MetaStore {
         Ok((std::iter::once(own).chain(shards).collect(), copy))
     }
 
-    pub(crate) fn shared_attrs(&self, ino: Ino) -> Option<SharedAttrs> {
+    /// What a directory has in common with its shards, or would have. `None` if it does not exist.
+    pub fn shared_attrs(&self, ino: Ino) -> Option<SharedAttrs> {
         let inode = self.inode(ino).ok()?;
         Some(SharedAttrs {
             perm: inode.perm,

@@ -20,7 +20,7 @@ pub struct SharedAttrs {
     pub(crate) advice: Advice,
     pub(crate) acls: Acls,
     pub(crate) times: InodeTimes,
-    /// A change that sets the mtime: what the shards say of theirs does not count any more.
+    /// A change that sets the mtime: from then on, the earlier mtimes of the shards do not count.
     pub(crate) sets_mtime: bool,
 }
 
@@ -30,7 +30,7 @@ impl SharedAttrs {
         if self.acls == Acls::default() { 0 } else { self.acls.stored_bytes() + 128 }
     }
 
-    /// Whether a shard with `other` has what this directory has.
+    /// Returns whether a shard with the attributes `other` agrees with this directory.
     pub(crate) fn agrees(&self, other: &SharedAttrs) -> bool {
         let shared = |attrs: &SharedAttrs| SharedAttrs { times: self.times, sets_mtime: false, ..attrs.clone() };
         shared(self) == shared(other)

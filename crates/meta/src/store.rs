@@ -16,8 +16,8 @@ use crate::inode::{DirState, InodeFlags, InodeOwner, InodeTimes, ObjectsState};
 use crate::inodes::{Brief, Inodes};
 use crate::part::NewInode;
 use crate::perm::{self, Want};
-use crate::{Dentry, Facts, Inode, Named, Pending};
-use amphi_types::item::Txn;
+use crate::{Dentry, Facts, Inode, Named, Outcome, Pending};
+use amphi_types::item::{Key, Txn};
 use amphi_types::{Account, Attr, Cred, Errno, Ino, Kind, Layout, Name, Owner, Result, TargetId, Timespec};
 
 /// Step in which inode numbers are reserved.
@@ -43,7 +43,7 @@ impl Dirty {
         }
     }
 
-    /// Called when an inode was made or changed, and is this now.
+    /// Called when an inode was made or changed, with its present value.
     pub(crate) fn inode(&mut self, local: u64, inode: Inode) {
         self.mark(ItemKey::Inode(local));
         self.inodes.push((local, inode));
@@ -92,7 +92,7 @@ pub struct MetaStore {
     pub(crate) index: DentryIndex,
     /// Entries that were loaded before the store's own item.
     pub(crate) early_names: EarlyNames,
-    /// Number of targets of the cluster, if it may have grown. 0: as the layouts say.
+    /// Number of targets of the cluster, if it may have grown. 0: the layouts determine it.
     pub(crate) pool: u16,
     #[cfg(test)]
     pub(crate) planted: Option<crate::tests::Bug>,
@@ -168,12 +168,85 @@ impl MetaStore {
         self.inodes.bytes()
     }
 
+    /// Bounds the memory of inodes; without a bound all of them are in memory. Directories are in any case, and so are
+    /// inodes without a name, with unfinished work or access control lists, or whose size is gathered from objects.
+    pub fn set_inodes_max(&mut self, bytes: usize) {
+        self.inodes.set_bytes_max(bytes);
+    }
+
+    /// Lets inodes leave memory if they take more than their bound, except for those that are to stay. To be called
+    /// when the records of all changes have been appended.
+    /// Returns whether any has left.
+    pub fn let_inodes_go(&mut self, stays: impl Fn(Ino) -> bool) -> bool {
+        let target = self.target;
+        self.inodes.let_go(|local| stays(Ino::new(target, local)))
+    }
+
+    /// Whether all inodes are in memory, and take less than half of what they may.
+    pub fn holds_all_inodes(&self) -> bool {
+        !self.inodes.any_away() && !self.inodes.is_near_bound()
+    }
+
+    /// Number of inodes that are not in memory.
+    pub fn away_count(&self) -> u64 {
+        self.inodes.away_count() as u64
+    }
+
+    /// Whether any inode is not in memory.
+    pub fn any_away(&self) -> bool {
+        self.inodes.any_away()
+    }
+
+    /// Whether an inode exists and is not in memory.
+    pub fn is_away(&self, ino: Ino) -> bool {
+        ino.target() == self.target && self.inodes.is_away(ino.local())
+    }
+
+    /// The key of an inode's item, which `load_absent` takes.
+    pub fn inode_key(&self, ino: Ino) -> Key {
+        ItemKey::Inode(ino.local()).encode()
+    }
+
+    /// The keys of inodes that are not in memory and were made at about the time of this one, ascending. Whoever reads
+    /// one of them reads the others with it.
+    pub fn absent_beside(&self, ino: Ino) -> Vec<Key> {
+        self.inodes.away_beside(ino.local()).map(|local| ItemKey::Inode(local).encode()).collect()
+    }
+
+    /// An inode that was asked for since the last call and is not in memory: what was answered is wrong.
+    pub fn take_missed(&self) -> Option<Ino> {
+        self.inodes.take_missed().map(|local| self.ino(local))
+    }
+
+    /// Takes a step that changes nothing. If it asks for an inode that is not in memory, its result is dropped.
+    pub fn attempt<T>(&self, step: impl FnOnce(&MetaStore) -> T) -> Outcome<T> {
+        self.inodes.take_missed();
+        self.inodes.set_attempt(true);
+        let done = step(self);
+        self.inodes.set_attempt(false);
+        self.inodes.take_missed().map_or(Outcome::Done(done), |local| Outcome::Absent(ItemKey::Inode(local).encode()))
+    }
+
+    /// Takes a step that may make a change. If it asks for an inode that is not in memory, its result is dropped.
+    ///
+    /// Panics if such a step has made a change.
+    pub fn attempt_change<T>(&mut self, txn: &mut Txn, step: impl FnOnce(&mut MetaStore, &mut Txn) -> T) -> Outcome<T> {
+        self.inodes.take_missed();
+        let before = (self.inodes.changes(), txn.len());
+        self.inodes.set_attempt(true);
+        let done = step(self, txn);
+        self.inodes.set_attempt(false);
+        let Some(local) = self.inodes.take_missed() else { return Outcome::Done(done) };
+        assert!(before == (self.inodes.changes(), txn.len()), "a step without inode {local} has made a change");
+        Outcome::Absent(ItemKey::Inode(local).encode())
+    }
+
     /// Bytes of memory for directory entries and their names, without windows of directories that are being listed.
     pub fn dentry_bytes(&self) -> usize {
         self.index.bytes()
     }
 
-    /// Begins to count inodes by account, or ends to. The begin looks at all inodes: 0.2 us for each.
+    /// Begins to count inodes by account, or ends to. The beginning visits all inodes: 0.2 us for each.
     pub fn set_counting(&mut self, on: bool) {
         self.inodes.set_counting(on);
     }
@@ -271,9 +344,9 @@ impl MetaStore {
         if inode.kind == Kind::Dir { Ok(inode.dir.parent) } else { Err(Errno::NotDir) }
     }
 
-    /// Walks upward from directory `from`, which comes first, as long as this target owns the directories. Calls
-    /// `visit` for each. `Ok(Some(next))` is the first directory of another target, and `Ok(None)` means that the root
-    /// was reached.
+    /// Walks upward from directory `from`, which is the first of the result, as long as this target owns the
+    /// directories. Calls `visit` for each. `Ok(Some(next))` is the first directory of another target, and `Ok(None)`
+    /// means that the root was reached.
     ///
     /// Errors: `Stale`, `NotDir`, what `visit` returns, `Loop` beyond 2^20 steps.
     pub fn ancestors(&self, from: Ino, mut visit: impl FnMut(Ino) -> Result<()>) -> Result<Option<Ino>> {
@@ -298,7 +371,7 @@ impl MetaStore {
         if inode.kind == Kind::Symlink { Ok(inode.symlink) } else { Err(Errno::Inval) }
     }
 
-    /// Whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
+    /// Returns whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
     pub fn check_open(&self, cred: &Cred, ino: Ino, want: Want) -> Result<()> {
         perm::open(cred, &self.facts(ino)?, want)
     }
@@ -313,7 +386,7 @@ impl MetaStore {
         self.inodes().filter(|(_, i)| i.pending != Pending::default()).map(|(ino, i)| (ino, i.pending)).collect()
     }
 
-    /// All inodes, ascending.
+    /// All inodes in memory, ascending.
     pub fn inodes(&self) -> impl Iterator<Item = (Ino, Inode)> {
         self.inodes.iter(0).map(|(local, inode)| (self.ino(local), inode))
     }
@@ -324,7 +397,7 @@ impl MetaStore {
         self.index.from(0, 0).map(|(dir, cookie, d)| (self.ino(dir), cookie, d))
     }
 
-    /// The number that the next `MakeInode` on this target can use. Applying the part takes it.
+    /// The number that the next `MakeInode` on this target can use. Applying the part takes the number.
     ///
     /// Errors: `NoSpace` when all 2^48 have been used.
     pub fn next_ino(&self) -> Result<Ino> {
@@ -407,7 +480,7 @@ impl MetaStore {
         self.encode_item(key, &mut value).then_some(value)
     }
 
-    /// Appends the present value of an item to `out`; whether it has one.
+    /// Appends the present value of an item to `out`, and returns whether it has one.
     fn encode_item(&self, key: &ItemKey, out: &mut Vec<u8>) -> bool {
         match key {
             ItemKey::Dentry { dir, cookie } => {
@@ -430,8 +503,8 @@ impl MetaStore {
         }
     }
 
-    /// Appends the present value of the item of an entry to `out`, if the entry of this name has this cookie; whether
-    /// it has.
+    /// Appends the present value of the item of an entry to `out`, if the entry of this name has this cookie, and
+    /// returns whether it has.
     pub(crate) fn encode_dentry(&self, dir: u64, cookie: u64, name: &[u8], out: &mut Vec<u8>) -> bool {
         let Some(Named { child, kind }) = self.index.find(dir, name) else { return false };
         let is_it = self.index.cookie(dir, name) == cookie;

@@ -3,7 +3,7 @@
 //! Owns: what is checked. Does not own: repairs (`repair`).
 //!
 //! The checks are used after recovery, by the checker of stopped zones, and by the simulator. Each finding is a
-//! sentence for people.
+//! sentence.
 
 use crate::MetaStore;
 use crate::inode::InodeFlags;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const FINDINGS_MAX: usize = 100;
 
 impl MetaStore {
-    /// To be called when all items are loaded: checks that the store is consistent in itself.
+    /// It has to be called when all items are loaded: checks that the store is consistent in itself.
     ///
     /// Errors: the first finding of `verify`.
     pub fn loaded(&self) -> Result<(), String> {
@@ -65,9 +65,20 @@ impl MetaStore {
                 findings.push(format!("inode {ino} is beyond the numbers given out"));
             }
         }
+        for ino in self.inodes.away().map(|local| self.ino(local)).filter(|ino| ino.given() >= self.reserved) {
+            findings.push(format!("inode {ino} is beyond the numbers given out"));
+        }
         findings.extend(counts.keys().map(|dir| format!("directory {dir} has entries and does not exist")));
         for (local, name) in self.xattrs.keys() {
             let is_list = [acl::ACCESS, acl::DEFAULT].contains(&&**name);
+            if self.inodes.is_away(*local) {
+                // An inode with lists does not leave memory.
+                if is_list {
+                    let ino = self.ino(*local);
+                    findings.push(format!("inode {ino} does not say that it has an access control list"));
+                }
+                continue;
+            }
             match self.inodes.get(*local) {
                 None => findings.push(format!("inode {} has extended attributes and does not exist", self.ino(*local))),
                 Some(inode) if is_list && !inode.flags.has(InodeFlags::LISTS) => {

@@ -71,7 +71,7 @@ fn namespace(name: &[u8]) -> Result<Namespace> {
     Err(Errno::NotSupported)
 }
 
-/// Whether an attribute of this name is an access control list.
+/// Returns whether an attribute of this name is an access control list.
 pub fn is_list(name: &[u8]) -> bool {
     name == acl::ACCESS || name == acl::DEFAULT
 }
@@ -107,7 +107,7 @@ fn check_write(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
 }
 
 impl MetaStore {
-    /// Whether an inode has attributes.
+    /// Returns whether an inode has attributes.
     pub fn has_xattrs(&self, ino: Ino) -> bool {
         self.xattrs.of(ino.local()).next().is_some()
     }
@@ -135,7 +135,7 @@ impl MetaStore {
         Ok(list)
     }
 
-    /// Whether `setxattr` will succeed. Errors: as `setxattr`.
+    /// Returns whether `setxattr` will succeed. Errors: as `setxattr`.
     pub fn check_setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let facts = self.facts(ino)?;
         if value.len() > limits::XATTR_VALUE_MAX {
@@ -207,7 +207,7 @@ impl MetaStore {
         Acls { access: get(acl::ACCESS), default: get(acl::DEFAULT) }
     }
 
-    /// Whether a list decides about access to the inode, so that permission bits alone do not.
+    /// Returns whether a list decides about access to the inode, so that permission bits alone do not.
     pub fn has_access_list(&self, ino: Ino) -> bool {
         let listed = self.inode(ino).is_ok_and(|inode| inode.flags.has(InodeFlags::LISTS));
         listed && self.xattrs.has(ino.local(), acl::ACCESS)

@@ -20,7 +20,7 @@ fn count(layout: Layout, sign: isize) {
     let _ = BYTES.try_with(|all| all.set(all.get() + sign * bytes));
 }
 
-// SAFETY: every call goes to the system's allocator with the arguments that it came with.
+// SAFETY: every call is passed to the system's allocator with its own arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout, 1);
@@ -80,6 +80,33 @@ fn memory_of_an_empty_file() {
     let alone = bytes_per_file(100_000, 1);
     let spread = bytes_per_file(100_000, 1000);
     assert!(alone < BYTES_MAX && spread < BYTES_MAX, "{alone} and {spread} bytes");
+}
+
+/// Goal: an inode that is not in memory takes little, by the store's own count as well. Method: all inodes of files
+/// leave memory that have been written and closed.
+#[test]
+fn memory_of_an_inode_that_is_away() {
+    let (root, files) = (Cred::root(), 100_000);
+    let at = |n: u64| Timespec::from_ns(1_700_000_000_000_000_000 + n * STEP_NS);
+    let (mut store, _) = MetaStore::format(TargetId(0), 1, at(0), Some((0, 0)), 4);
+    store.set_inodes_max(0);
+    for n in 0..files {
+        let name = Name::new(format!("f{n}")).expect("a name");
+        let ino = store.make(&root, Ino::ROOT, &name, &NodeSpec::file(0o644), at(n), &mut Txn::default());
+        let written = amphi_meta::Gathered { size: 3901, mtime: at(n + 7), blocks: 8 };
+        store.settle(ino.expect("it is made"), &written, &mut Txn::default()).expect("it is a file");
+    }
+    let (before, counted) = (BYTES.get(), store.inode_bytes() as isize);
+    while store.let_inodes_go(|_| false) {}
+    assert_eq!((store.away_count(), store.inode_count()), (files, files + 1));
+    let (freed, counted) = (before - BYTES.get(), counted - store.inode_bytes() as isize);
+    let left = store.inode_bytes() as f64 / files as f64;
+    println!("{} bytes of an inode are freed, {left:.1} are left", freed / files as isize);
+    assert!(
+        (freed - counted).abs() < freed / 10,
+        "{counted} bytes by the store's own count, {freed} by the allocator's"
+    );
+    assert!(left < 3.0, "{left} bytes");
 }
 
 /// Goal: an attribute with a long value that is not in memory takes little, whatever the value. Method: one of 4 KiB

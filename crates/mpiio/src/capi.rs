@@ -34,7 +34,7 @@ const LAST_LOOK: Duration = Duration::from_millis(1);
 /// A node gives pages to another one only if it has had this many more recent references. Fewer are no burden.
 const BALANCE_LEAST: u32 = 64;
 
-/// Between two looks when nothing is to leave in the background.
+/// Pause between two checks when nothing has to be written in the background.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
 pub mod about;
@@ -42,7 +42,7 @@ mod unasked;
 
 pub use unasked::Unasked;
 
-/// An open file, as C sees it.
+/// An open file in the form that C gets.
 pub struct AmphiFile {
     team: Mutex<Team>,
     token: Token,
@@ -56,7 +56,7 @@ impl AmphiFile {
         self.team.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As `locked`, unless a call takes too long to end.
+    /// Works as `locked`, but gives up if another call takes too long to end.
     fn locked_at_last(&self) -> Option<MutexGuard<'_, Team>> {
         let looks = LAST_CALL.as_micros() / LAST_LOOK.as_micros();
         (0..looks).find_map(|_| match self.team.try_lock() {
@@ -75,7 +75,7 @@ impl AmphiFile {
 pub struct Leader {
     /// Name or address, ending with a zero byte.
     host: [c_char; 64],
-    /// With messages, the leader's rank in the library.
+    /// If nodes communicate by messages: the leader's rank in the library.
     port: u32,
     /// The rank that the caller's proxy has there.
     rank: u32,
@@ -86,7 +86,7 @@ pub struct Leader {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct OpenSettings {
-    /// Ranks of this node, and which of them this is.
+    /// Number of ranks of this node, and which of them this one is.
     ranks: u32,
     rank: u32,
     /// The number of proxies, which work for ranks of other nodes.
@@ -97,7 +97,7 @@ pub struct OpenSettings {
     direct: u32,
     /// Join the group lock of the job, where the file system has such.
     group: u32,
-    /// Calls give each page back as soon as they have done with it.
+    /// Calls release each page as soon as they no longer need it.
     relaxed: u32,
     /// After this many consecutive references by another node a page moves there; 0 means that no page moves.
     references: u32,
@@ -161,7 +161,7 @@ fn start_looker(path: &CStr, settings: &OpenSettings, cached: &CachedFile) -> Op
     Looker::start(file, pause).ok()
 }
 
-/// Takes over the descriptors of rank 0 where it shows some: members of a group are open files, not processes.
+/// Takes over the descriptors of rank 0, if it has some to share: members of a group are open files, not processes.
 fn share(backend: &mut PosixFile, leader: i32, segment: &Segment) -> Outcome {
     let descriptors = segment.header().descriptors.each_ref().map(|fd| fd.load(SeqCst));
     if descriptors[0] < 0 { Ok(()) } else { backend.share(leader, descriptors) }
@@ -180,14 +180,14 @@ fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
     Ok(backend)
 }
 
-/// From this length on reads are left to the kernel's page cache of the node, only if that is used at all and all ranks
-/// are on this node.
+/// From this length on, reads are left to the kernel's page cache of the node, but only if that cache is used at all
+/// and all ranks are on this node.
 fn aside_bytes(settings: &OpenSettings, backend: &PosixFile) -> u64 {
     let serves_all = settings.clients == 0 && settings.stream_bytes > 0 && !backend.is_direct();
     if serves_all { ASIDE_BYTES } else { 0 }
 }
 
-/// Opens the file as a rank of the node's shared memory; rank 0 makes that.
+/// Opens the file as a rank of the node's shared memory, which rank 0 makes.
 fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Outcome<CachedFile> {
     let mut backend = open_backend(path, &settings)?;
     let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
@@ -228,7 +228,7 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
     Ok(file)
 }
 
-/// Serves the ranks of other nodes from now on, as leader. They connect with `port` and `nonce`.
+/// Serves the ranks of other nodes from now on, as leader. These ranks connect with `port` and `nonce`.
 ///
 /// # Safety
 /// `file` is open; `port` and `nonce` are valid.
@@ -258,8 +258,8 @@ pub unsafe extern "C" fn amphi_mpiio_serve(
     }
 }
 
-/// Connects with the leaders of all nodes; `node` is our own one. After an error `failed` is the leader that was not
-/// reached.
+/// Connects with the leaders of all nodes; `node` is our own one. After an error, `failed` is the leader that could not
+/// be reached.
 ///
 /// # Safety
 /// `file` is open; `leaders` has `nodes` elements; `failed` is valid.
@@ -289,7 +289,8 @@ pub unsafe extern "C" fn amphi_mpiio_connect(
     code(outcome.map_err(|(_, error)| error))
 }
 
-/// The library that passes messages, as the shim shows it. The functions return 0 or an errno value.
+/// The library that passes messages, in the form in which the shim describes it. The functions return 0 or an errno
+/// value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Messages {
@@ -320,7 +321,7 @@ impl Passing for Messages {
     }
 }
 
-/// As `amphi_mpiio_serve`, by messages of the library; `leaders` has the rank of the leader of each node.
+/// Works as `amphi_mpiio_serve`, by messages of the library; `leaders` has the rank of the leader of each node.
 ///
 /// # Safety
 /// `file` is open; `leaders` has `nodes` elements; `messages` and `nonce` are valid, and what `messages` names works
@@ -359,7 +360,7 @@ pub unsafe extern "C" fn amphi_mpiio_serve_messages(
     }))
 }
 
-/// As `amphi_mpiio_connect`, by messages of the library.
+/// Works as `amphi_mpiio_connect`, by messages of the library.
 ///
 /// # Safety
 /// As for `amphi_mpiio_connect` and `amphi_mpiio_serve_messages`.
@@ -388,7 +389,7 @@ pub unsafe extern "C" fn amphi_mpiio_connect_messages(
     code(outcome.map_err(|(_, error)| error))
 }
 
-/// Leaves the file and frees what belongs to it. Dirty pages are not flushed.
+/// Leaves the file and frees everything that belongs to it. Dirty pages are not flushed.
 ///
 /// # Safety
 /// `file` came from `amphi_mpiio_open` and is not used any more.
@@ -399,9 +400,9 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
     file.team.into_inner().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
-/// Called when the process ends though it has not closed the file. Writes all dirty bytes of the node, if `flush` says
-/// so, and leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends
-/// as one that was killed.
+/// Called when the process ends though it has not closed the file. If `flush` is set, writes all dirty bytes of the
+/// node; then leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it
+/// ends as one that was killed.
 ///
 /// # Safety
 /// `file` is open.
@@ -427,7 +428,7 @@ pub unsafe extern "C" fn amphi_mpiio_save(file: *const AmphiFile) -> c_int {
 }
 
 /// Enters a barrier of all ranks, which are on one node, with a value that is not negative. The caller waits for the
-/// others with `amphi_mpiio_await` before it enters the next one.
+/// others with `amphi_mpiio_await` before it enters the next round.
 ///
 /// # Safety
 /// `file` is open; `arrival` is valid.
@@ -478,7 +479,7 @@ macro_rules! meeting {
 }
 
 meeting! {
-    /// Says that this rank wants these bytes of the file, ahead of the next meeting.
+    /// Announces which bytes of the file this rank will access, before the next meeting.
     amphi_mpiio_want(start: u64, end: u64) -> () = |m| m.want(start..end);
     /// Number of bytes between the first and the last one that any rank announced at the last barrier.
     amphi_mpiio_wanted() -> u64 = |m| m.wanted().end - m.wanted().start;
@@ -494,10 +495,10 @@ meeting! {
 }
 
 /// Divides the collective call in which the ranks have just met into rounds, by the ranges that they access. It does so
-/// if this call and those before it touch more of the file than a rank has memory for. All ranks get the same.
+/// if this call and the previous ones touch more of the file than a rank has memory for. All ranks get the same.
 ///
 /// # Safety
-/// `file` is open; `rounds` is valid, and as the last call left it, zeros at first.
+/// `file` is open; `rounds` is valid and unchanged since the last call, with zeros at first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn amphi_mpiio_cut(file: *const AmphiFile, rounds: *mut Rounds) {
     // SAFETY: the caller's promise.
@@ -585,7 +586,7 @@ macro_rules! plain {
 plain! {
     /// Writes the dirty bytes of all ranks of the node that fall to this share.
     amphi_mpiio_flush(share: u32, shares: u32) -> c_int = |f| code(f.local().flush_share(share, shares));
-    /// Writes what a collective call left in many parts in this part of the file, of this share.
+    /// Writes, of the pages in this part of the file that a collective call left in many parts, this rank's share.
     amphi_mpiio_flush_parts(start: u64, end: u64, share: u32, shares: u32) -> c_int =
         |f| code(f.local().flush_parts(start..end, share, shares));
     /// Writes the dirty bytes of all ranks on all nodes. `stable`: also makes them stable and drops what is clean.
@@ -599,11 +600,11 @@ plain! {
     amphi_mpiio_group_join(group: u64) -> c_int = |f| code(f.local().join_group(group));
     /// Joins it again, if the node has left it for a program outside the job.
     amphi_mpiio_group_rejoin() -> () = |f| f.local().rejoin_group();
-    /// Calls of this node give each page back as soon as they have done with it, or not; all ranks call.
+    /// Sets whether calls of this node give each page back as soon as they no longer need it; all ranks call this.
     amphi_mpiio_relax(on: c_int) -> () = |f| f.local().relax(on != 0);
     /// Takes leave of the other nodes; the file serves no call of this rank any more.
     amphi_mpiio_part() -> () = |f| f.part();
-    /// Waits until the ranks of other nodes have taken leave of this one.
+    /// Waits until the ranks of other nodes have left this node.
     amphi_mpiio_see_off() -> () = |f| f.see_off();
     /// Drops the clean pages of this rank.
     amphi_mpiio_drop_clean() -> c_int = |f| code(f.drop_clean());
@@ -627,7 +628,7 @@ plain! {
     amphi_mpiio_pointer_set(value: u64) -> c_int = |f| code(f.pointer_set(value));
     /// The shared pointer.
     amphi_mpiio_pointer(value: *mut u64) -> c_int = |f| number(f.pointer(), value);
-    /// The first late error of the node as errno value; 0: none.
+    /// The first late error of the node as errno value; 0 means none.
     amphi_mpiio_late_error() -> c_int = |f| f.local().late_error();
     /// Forgets the late error of the node.
     amphi_mpiio_clear_late_error() -> () = |f| f.local().clear_late_error();
@@ -645,7 +646,7 @@ fn number(outcome: Outcome<u64>, to: *mut u64) -> c_int {
     }
 }
 
-/// How many counters there are.
+/// Returns how many counters there are.
 #[unsafe(no_mangle)]
 pub extern "C" fn amphi_mpiio_stat_count() -> u32 {
     NAMES.len() as u32

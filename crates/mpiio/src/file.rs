@@ -1,14 +1,14 @@
-//! One cached file as one rank has it open.
+//! One cached file, as the rank that has it open sees it.
 //!
-//! Owns the order in which a call takes page locks, which frames hold which pages, and the file's length as the ranks
-//! see it. `read`, `write` and `flush` are its parts. Does not own the meaning of MPI calls: it is given ranges of the
-//! file in ascending order and one piece of memory.
+//! Owns the order in which a call takes page locks, the assignment of frames to pages, and the file's length as the
+//! ranks see it. `read`, `write` and `flush` are its parts. Does not own the meaning of MPI calls: it is given ranges
+//! of the file in ascending order and one piece of memory.
 //!
 //! Invariants:
-//! * At most one frame of all ranks has a page. Its number is in the metadata of the page and changes under the
-//!   exclusive lock of the page.
-//! * Dirty bytes are valid. Valid bytes of a frame are the content of the file for all ranks. Other bytes have to be
-//!   read from the file system, which has them, because a frame that loses bytes has written the dirty ones.
+//! * At most one frame of all ranks contains a page. The number of that frame is in the metadata of the page, and
+//!   changes only under the exclusive lock of the page.
+//! * Dirty bytes are valid. Valid bytes of a frame are the content of the file for all ranks. All other bytes can be
+//!   read from the file system, because a frame writes its dirty bytes before it loses them.
 //! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also one
 //!   of many ranges. The length grows before the locks are released, so a caller that sees the new length waits for the
 //!   bytes.
@@ -55,26 +55,27 @@ pub struct Settings {
     pub writable: bool,
     /// Requests of more bytes take whole uncached pages past the cache.
     pub bypass_bytes: u64,
-    /// So do requests for one range of at least as many bytes, reads only the first time; 0: never.
+    /// Requests for one range of at least this many bytes bypass the cache too, reads only the first time; 0 means
+    /// never.
     pub stream_bytes: u64,
     /// Reads of ranges of at least this many bytes leave uncached pages to a cache below, which all ranks share; 0:
     /// never.
     pub aside_bytes: u64,
-    /// No other process writes the file, so that a page in many parts may be read to be written as one.
+    /// No other process writes the file, so a page with many dirty parts may be read and then written as one part.
     pub merge_parts: bool,
     /// Largest run of a flush; a multiple of the page.
     pub run_bytes: u64,
-    /// This much is read ahead of a rank that reads consecutive ranges; 0 means nothing.
+    /// How many bytes are read ahead of a rank that reads consecutive ranges; 0 means none.
     pub prefetch_bytes: u64,
 }
 
-/// How many frames an eviction looks at before it gives up.
+/// How many frames an eviction examines before it gives up.
 const EVICTION_TRIES: usize = 64;
 
-/// Larger pages do not move to other nodes, and no message takes more of them.
+/// Pages with more bytes than this do not move to other nodes, and no message contains more of a page.
 pub const HANDOVER_BYTES: usize = 16 << 20;
 
-/// A file that the ranks of a node have open together, as one of them sees it.
+/// A file that the ranks of a node have open together, from the view of one of them.
 pub struct CachedFile {
     locks: Locks,
     backend: Box<dyn Backend>,
@@ -83,9 +84,9 @@ pub struct CachedFile {
     stats: Stats,
     /// Pages that the present call holds, in the order in which it took them.
     held: Vec<(u64, Mode)>,
-    /// Whole pages that this rank wrote in a row, none of which was cached, and without a read between.
+    /// Number of whole uncached pages that this rank has written in a row, without a read in between.
     once: u32,
-    /// The error that broke a release of locks; the next call returns it.
+    /// The error that interrupted a release of locks; the next call returns it.
     broken: Option<Error>,
     moves: migrate::Moves,
     /// How far the memory of the frames is prepared (`Segment::prepare`).
@@ -103,7 +104,7 @@ pub(crate) struct Piece {
     pub(crate) end: u32,
     /// The offset in the memory of the request.
     pub(crate) memory: usize,
-    /// Length of the range that it is a part of.
+    /// Length of the range of which this is a part.
     pub(crate) of_bytes: u64,
 }
 
@@ -118,7 +119,7 @@ impl Piece {
 }
 
 impl CachedFile {
-    /// Opens the file over shared memory that all ranks have.
+    /// Opens the file over shared memory that all ranks have mapped.
     pub fn new(segment: Segment, backend: Box<dyn Backend>, settings: Settings, pace: Arc<dyn Pace>) -> Self {
         let pool = Pool::new(segment.geometry().frames_per_rank);
         let page = u64::from(segment.geometry().page_bytes);
@@ -148,7 +149,7 @@ impl CachedFile {
         u64::from(self.segment().geometry().page_bytes)
     }
 
-    /// The length of the file with what is cached beyond its end on the file system.
+    /// The length of the file, including cached bytes beyond its end on the file system.
     pub fn size(&self) -> u64 {
         self.segment().header().size.load(SeqCst)
     }
@@ -163,7 +164,7 @@ impl CachedFile {
         self.segment().publish(&self.stats().values());
     }
 
-    /// Another node was asked something on behalf of this rank.
+    /// A request was sent to another node on behalf of this rank.
     pub fn count_asked(&mut self) {
         self.stats.asked += 1;
     }
@@ -173,7 +174,7 @@ impl CachedFile {
         &self.locks.segment
     }
 
-    /// Adds to the shared pointer and returns what it was.
+    /// Adds to the shared pointer and returns its previous value.
     pub fn pointer_add(&self, add: u64) -> u64 {
         self.segment().header().pointer.fetch_add(add, SeqCst)
     }
@@ -188,12 +189,12 @@ impl CachedFile {
         self.segment().header().pointer.load(SeqCst)
     }
 
-    /// The first error of a write without a waiting rank, as an errno value; 0: none.
+    /// The first error of a write for which no rank waited, as an errno value; 0 means none.
     pub fn late_error(&self) -> i32 {
         self.segment().header().late_error.load(Acquire)
     }
 
-    /// Forgets it, after every rank has seen it.
+    /// Forgets the late error, after every rank has seen it.
     pub fn clear_late_error(&self) {
         self.segment().header().late_error.store(0, Release);
     }
@@ -203,8 +204,9 @@ impl CachedFile {
         let _ = cell.compare_exchange(0, error.errno(), SeqCst, SeqCst);
     }
 
-    /// Makes what was written to the file system stable, if anything was since the last time. After a failure the
-    /// system may have dropped what it could not write and call the next sync a success, so the failure is remembered.
+    /// Makes the data that was written to the file system stable, if there was any since the last time. After a failure
+    /// the system may have dropped data that it could not write, and may report success for the next sync; so the
+    /// failure is remembered.
     pub fn sync_backend(&mut self) -> Outcome {
         let before = self.segment().header().sync_error.load(SeqCst);
         if before != 0 {
@@ -280,8 +282,8 @@ impl CachedFile {
     }
 
     /// One step of a call over several nodes, which writes and keeps the locks. The steps of a call ascend, and no page
-    /// is in two of them. The caller releases, also after an error. It ends before a page that moved to another node,
-    /// and returns how many bytes it wrote.
+    /// is in two of them. The caller releases, also after an error. The step ends before a page that moved to another
+    /// node, and returns how many bytes it wrote.
     pub fn write_held(&mut self, extents: &[Extent], memory: &[u8]) -> Outcome<u64> {
         self.usable()?;
         if !self.settings.writable {
@@ -291,7 +293,7 @@ impl CachedFile {
         self.write_pages(extents, memory, total, &mut 0)
     }
 
-    /// As `write_held`, for a read of ranges below the end of the file.
+    /// Works as `write_held`, for a read of ranges below the end of the file.
     pub fn read_held(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome<u64> {
         self.usable()?;
         if !self.settings.readable {
@@ -301,7 +303,7 @@ impl CachedFile {
         self.read_pages(extents, memory, total, u64::MAX)
     }
 
-    /// Whether the present call holds locks.
+    /// Returns whether the present call holds locks.
     pub fn holds(&self) -> bool {
         !self.held.is_empty() || self.has_leaving()
     }
@@ -311,7 +313,7 @@ impl CachedFile {
         self.locks.pace.committed();
     }
 
-    /// Called when the rank can be waited for no longer: what it holds is never released.
+    /// Called when the rank has ended or can no longer be reached: the locks that it holds are never released.
     pub fn give_up(&self) {
         self.segment().header().ended.store(self.segment().rank() + 1, SeqCst);
     }
@@ -334,12 +336,12 @@ impl CachedFile {
         self.segment().header().size.store(size, SeqCst);
     }
 
-    /// From now on calls of this node give each page back as soon as they have done with it, or not.
+    /// Sets whether calls of this node release each page as soon as they no longer need it.
     pub fn relax(&self, on: bool) {
         self.segment().header().relaxed.store(u32::from(on), SeqCst);
     }
 
-    /// Whether a request is for one long range, as programs write or read them once.
+    /// Returns whether a request is for one long range, as programs write or read them once.
     fn is_stream(&self, extents: &[Extent], total: u64) -> bool {
         let least = self.settings.stream_bytes;
         least > 0 && total >= least && extents.iter().filter(|e| e.length > 0).count() == 1
@@ -354,7 +356,7 @@ impl CachedFile {
         &self.settings
     }
 
-    /// Releases what the present call holds.
+    /// Releases the locks that the present call holds.
     pub fn release(&mut self) {
         self.keep_pages();
         for (page, mode) in std::mem::take(&mut self.held) {
@@ -423,7 +425,7 @@ impl CachedFile {
                 continue;
             }
             if self.frame_of(page)? != Some(frame) {
-                // The page moved to another node meanwhile.
+                // The page has moved to another node meanwhile.
                 self.locks.unlock(page, Mode::Exclusive)?;
                 self.pool.release(own);
                 return Ok(true);
@@ -473,7 +475,7 @@ impl CachedFile {
 
     /// Locks a page that is cached and dirty if that needs no waiting, and returns its frame.
     fn try_dirty(&self, page: u64) -> Outcome<Option<u32>> {
-        // A page without metadata is not cached, and must not get any for that.
+        // A page without metadata is not cached, and this call must not make any for it.
         let hint = self.segment().find_meta(page).and_then(|meta| meta.frame.load(Acquire).checked_sub(1));
         if !hint.is_some_and(|frame| self.segment().looks_dirty(frame)) || !self.locks.try_lock(page)? {
             return Ok(None);
@@ -510,7 +512,7 @@ impl CachedFile {
     }
 }
 
-/// Checks a request: ascending ranges without overlap, as long as the memory, within what a file can have.
+/// Checks a request: ascending ranges without overlap, as long as the memory, within the limits of a file.
 pub(crate) fn check(extents: &[Extent], memory: usize) -> Outcome<u64> {
     let mut total = 0u64;
     let mut at = 0u64;

@@ -3,9 +3,9 @@
 //! Owns the arithmetic of the *valid* and *dirty* lists: insertion with merging, containment, the holes of a range.
 //! Does not own the memory: the lists lie in shared memory and are seen through slices while the page is locked.
 //!
-//! Invariants: ranges are half-open, not empty, ascending, and neither overlap nor touch. A list that has no space for
-//! one more range refuses it and stays as it was. The caller then writes the dirty bytes out and begins with an empty
-//! list.
+//! Invariants: ranges are half-open, not empty, ascending, and neither overlap nor touch. If a list has no space for
+//! one more range, it refuses the range and does not change. The caller then writes the dirty bytes out and begins with
+//! an empty list.
 
 /// A half-open range of bytes of a page.
 #[repr(C)]
@@ -13,7 +13,7 @@
 pub struct Span {
     /// First byte.
     pub start: u32,
-    /// Behind the last byte.
+    /// The offset behind the last byte.
     pub end: u32,
 }
 
@@ -25,7 +25,8 @@ pub struct Intervals<'a> {
 }
 
 impl<'a> Intervals<'a> {
-    /// Sees `spans[..*count]` as a list; a count from memory that another process wrote is cut to what there is.
+    /// Treats `spans[..*count]` as a list; a count from memory that another process wrote is limited to the length of
+    /// the slice.
     pub fn new(count: &'a mut u32, spans: &'a mut [Span]) -> Self {
         *count = (*count).min(spans.len() as u32);
         Intervals { count, spans }
@@ -68,7 +69,7 @@ impl<'a> Intervals<'a> {
     }
 
     /// Adds ascending ranges in one pass. Returns false, and changes nothing, if the list has no space for all of them.
-    /// One by one, ranges that fill gaps of a long list would move its rest each time.
+    /// If ranges that fill gaps of a long list were inserted one by one, each would move the rest of the list.
     pub fn insert_all(&mut self, ranges: &[Span]) -> bool {
         let (mut old, mut new) = (self.as_slice(), ranges);
         let mut merged: Vec<Span> = Vec::with_capacity(old.len() + new.len());
@@ -95,20 +96,20 @@ impl<'a> Intervals<'a> {
         true
     }
 
-    /// Whether `insert` would take the range.
+    /// Returns whether `insert` would take the range.
     pub fn has_room_for(&self, start: u32, end: u32) -> bool {
         let used = self.as_slice();
         let near = used.partition_point(|s| s.end < start);
         start >= end || used.len() < self.spans.len() || used.get(near).is_some_and(|s| s.start <= end)
     }
 
-    /// Whether every byte of the range is in the list.
+    /// Returns whether every byte of the range is in the list.
     pub fn contains(&self, start: u32, end: u32) -> bool {
         contains(self.as_slice(), start, end)
     }
 }
 
-/// Whether every byte of the range is in an ascending list.
+/// Returns whether every byte of the range is in an ascending list.
 pub fn contains(spans: &[Span], start: u32, end: u32) -> bool {
     if start >= end {
         return true;
@@ -193,7 +194,7 @@ mod tests {
     }
 
     /// Goal: adding many ranges in one pass makes the same list as adding them one by one. A list without space for all
-    /// of them stays as it was. Method: random ascending ranges, some empty or touching, compared with a list that has
+    /// of them is not changed. Method: random ascending ranges, some empty or touching, compared with a list that has
     /// space for everything.
     #[test]
     fn one_pass_does_as_one_by_one() {

@@ -2,7 +2,7 @@
 //!
 //! Owns finding the shared memory of a file (a memfd without a name, `segment`) among the descriptors of processes, and
 //! reading its counters. Does not own: what is counted (`stats`). Only processes of the same user can be examined, as
-//! the kernel requires for `/proc/PID/fd`. The super-user sees all.
+//! the kernel requires for `/proc/PID/fd`. The super-user may examine all processes.
 //!
 //! Nothing of the memory is mapped or changed. Another process owns the memory, so impossible numbers in it are
 //! skipped.
@@ -13,10 +13,10 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// Most processes and descriptors of one that are looked at.
+/// Most processes, and most descriptors of each, that are examined.
 const LOOKS_MAX: usize = 1 << 20;
 
-/// Finds what the jobs on this machine cache of the file; one entry for each job and node of a job.
+/// Finds the parts of the file that the jobs on this machine cache; there is one entry for each job and node of a job.
 pub fn find(path: &Path) -> std::io::Result<Vec<Snapshot>> {
     let file = fs::metadata(path)?;
     let wanted = (file.dev(), file.ino());

@@ -35,7 +35,7 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Fails when a rank is known to have ended: what it held is never released.
+    /// Fails when a rank is known to have ended, because the locks that it held are never released.
     pub fn check_ended(&self) -> Outcome {
         match self.segment.header().ended.load(SeqCst) {
             0 => Ok(()),
@@ -43,7 +43,7 @@ impl Locks {
         }
     }
 
-    /// After a wait that was given up: fails when a rank has ended.
+    /// Called after a wait that was given up: fails when a rank has ended.
     fn look_around(&self) -> Outcome {
         match self.segment.find_ended() {
             Some(rank) => Err(Error::RankEnded(rank)),
@@ -78,7 +78,7 @@ impl Locks {
         }
     }
 
-    /// Takes the lock of a page, after those who came before. Returns whether it had to wait.
+    /// Takes the lock of a page, after all ranks that came before. Returns whether it had to wait.
     pub fn lock(&self, page: u64, mode: Mode) -> Outcome<bool> {
         let meta = self.segment.meta(page)?;
         let word = self.segment.stripe_word(page);

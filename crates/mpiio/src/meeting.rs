@@ -10,7 +10,7 @@
 //! rank that has given up a round must not count in that round when it arrives for the next one.
 //!
 //! Invariants: a rank takes part in one round at a time, and in all of them in the same order. `arrived` counts those
-//! of the present round. The value of a round is kept until all ranks are in the next one, which they enter when they
+//! of the present round. The value of a round is kept until all ranks are in the next round, which they enter when they
 //! have read it. The last one to arrive clears the value that the round after that will use.
 
 use crate::error::{Error, Outcome};
@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// After this time a rank that waits looks up.
+/// After this time a waiting rank checks whether another rank has ended.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A waiting rank checks after this many pauses whether another rank has ended.
@@ -40,7 +40,7 @@ pub struct Arrival {
 }
 
 impl Meeting {
-    /// Over the shared memory of a file.
+    /// Opens the meeting in the shared memory of a file.
     pub fn new(segment: Segment) -> Meeting {
         Meeting { segment }
     }
@@ -100,21 +100,22 @@ impl Meeting {
         Ok(None)
     }
 
-    /// Says ahead of arriving that this rank wants these bytes of the file.
+    /// Announces, before this rank arrives, which bytes of the file it wants.
     pub fn want(&self, bytes: Range<u64>) {
         let [start, end] = &self.cell().wanted[self.cell().round.load(SeqCst) as usize % 2];
         start.fetch_max(u64::MAX - bytes.start, SeqCst);
         end.fetch_max(bytes.end, SeqCst);
     }
 
-    /// From the first to the last byte that any rank wanted in the round that is over; empty if none wanted any.
+    /// The range from the first to the last byte that any rank wanted in the round that has ended; empty if none wanted
+    /// any.
     pub fn wanted(&self) -> Range<u64> {
         let [start, end] = &self.cell().wanted[self.cell().round.load(SeqCst).wrapping_sub(1) as usize % 2];
         let (start, end) = (u64::MAX - start.load(SeqCst), end.load(SeqCst));
         start.min(end)..end
     }
 
-    /// How many frames each of the ranks has.
+    /// Returns how many frames each of the ranks has.
     pub fn frames_per_rank(&self) -> u32 {
         self.segment.geometry().frames_per_rank
     }
@@ -124,7 +125,7 @@ impl Meeting {
         self.segment.rank_cell(self.segment.rank()).brought.store(number, SeqCst);
     }
 
-    /// The sum of what the ranks below this one brought to the round that is over.
+    /// The sum of the values that the ranks below this one brought to the round that has ended.
     pub fn before(&self) -> u64 {
         let brought = |rank| self.segment.rank_cell(rank).brought.load(SeqCst);
         (0..self.segment.rank()).map(brought).fold(0, u64::wrapping_add)
@@ -135,7 +136,7 @@ impl Meeting {
         self.cell().said.store(number, SeqCst);
     }
 
-    /// The number that was said before the round that is over.
+    /// The number that was set before the round that has ended.
     pub fn said(&self) -> u64 {
         self.cell().said.load(SeqCst)
     }
@@ -166,8 +167,8 @@ mod tests {
         }
     }
 
-    /// Goal: no rank leaves a round before all have arrived. Each round gives all ranks the largest value of its own,
-    /// and the values of the ranks below. Method: five threads, 2,000 rounds with values that go up and down.
+    /// Goal: no rank leaves a round before all have arrived. Each round gives all ranks the largest value in it, and
+    /// the sum of the values of the ranks below. Method: five threads, 2,000 rounds with values that go up and down.
     #[test]
     fn rounds_tell_the_largest_value() {
         let meetings = meetings(5);
@@ -177,7 +178,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..2000 {
                         meeting.bring(round as u64 + rank as u64);
-                        // Sometimes no rank has a range, sometimes not all of them.
+                        // In some rounds no rank has a range, in others not all of them.
                         let wants = round % 3 * rank as i32 % 2 == 0 && round % 5 != 0;
                         if wants {
                             meeting.want(round as u64 + rank as u64..round as u64 + 10 * (rank as u64 + 1));
@@ -216,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Goal: when a rank is gone, no later meeting of the others seems to be one of all ranks. Method: three ranks of
-    /// which one is dropped; the others come to four meetings more, each as often as all of them would have.
+    /// Goal: when a rank is gone, no later meeting of the others seems to be one of all ranks. Method: three ranks, of
+    /// which one is dropped; the others arrive four times more, each as often as all of them would have.
     #[test]
     fn no_meeting_succeeds_without_a_rank() {
         let mut all = meetings(3);

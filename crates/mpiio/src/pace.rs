@@ -6,20 +6,21 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// After this time without a wake-up a waiting rank looks whether another rank has ended.
+/// After this time without a wake-up, a waiting rank checks whether another rank has ended.
 const LOOK_AROUND: Duration = Duration::from_millis(500);
 
-/// How often a rank looks before it sleeps. A page is held for the time of a copy, which is shorter than a sleep. It
-/// takes one or two microseconds at most.
+/// How often a rank looks before it sleeps. A page is held for the time of a copy, which is shorter than a sleep.
+/// Polling takes one or two microseconds at most.
 const LOOKS: u32 = 100;
 
 /// Waiting and waking between ranks.
 pub trait Pace: Send + Sync {
-    /// Sleeps while the word has this value. May return early; returns false when it gave up after a while.
+    /// Sleeps while the word has this value. The function may return early; it returns false when it gave up after a
+    /// while.
     fn wait(&self, word: &AtomicU32, expected: u32) -> bool;
     /// Wakes up to `count` ranks that wait for the word.
     fn wake(&self, word: &AtomicU32, count: u32);
-    /// A place at which another rank might get in between.
+    /// A place at which another rank might run in between.
     fn point(&self);
     /// Seconds of a clock that all ranks of a node have in common and that never goes back.
     fn seconds(&self) -> u32;
@@ -37,7 +38,7 @@ pub fn sleep_on(word: &AtomicU32, expected: u32, time: Duration) -> bool {
     result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
 }
 
-/// Looks for a moment, then waits in the kernel: a waiting rank costs nothing, however few cores there are.
+/// Polls for a moment, then waits in the kernel: a waiting rank costs nothing, however few cores there are.
 #[derive(Debug, Default)]
 pub struct Futex;
 

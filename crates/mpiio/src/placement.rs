@@ -1,8 +1,8 @@
 //! The node on which a page of a job on several nodes is cached.
 //!
-//! Owns the form of the answer alone. A page has a node by its number, its home, and moves from there to a node that
-//! continues to use it (`file/migrate.rs`). Each node keeps one such word for a page. A node has the page if its own
-//! word names it; the words of other nodes only say where to ask next.
+//! Owns only the form of this information. A page has a node by its number, its home, and moves from there to a node
+//! that continues to use it (`file/migrate.rs`). Each node keeps one such word for each page. A node has the page if
+//! its own word names it; the words of other nodes only say which node to ask next.
 //!
 //! Invariant: only the node that has a page gives it a new place, and counts its moves. So of two words the greater one
 //! is newer, and a node that follows the answers sees newer and newer places until it finds the page.

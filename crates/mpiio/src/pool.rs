@@ -1,6 +1,6 @@
 //! The frames of one rank: which are free, and in what order the others were last used by this rank.
 //!
-//! Owns the order alone; a doubly linked list in two arrays, so that every step costs the same. Does not own the
+//! Owns only the order; it is a doubly linked list in two arrays, so every step costs the same. Does not own the
 //! content of frames. References of other ranks to our frames do not count, as in the paper (section 3.4).
 
 /// Free and used frames of one rank; numbers count from the rank's first frame.
@@ -36,7 +36,7 @@ impl Pool {
         self.links[head as usize].1 = frame;
     }
 
-    /// A free frame, which counts as used just now.
+    /// Takes a free frame, which then counts as just used.
     pub fn take_free(&mut self) -> Option<u32> {
         let frame = self.free.pop()?;
         self.link_last(frame);
@@ -49,13 +49,13 @@ impl Pool {
         self.link_last(frame);
     }
 
-    /// The frame holds nothing any more.
+    /// Marks the frame as free.
     pub fn release(&mut self, frame: u32) {
         self.unlink(frame);
         self.free.push(frame);
     }
 
-    /// Makes free frames come in ascending order, so that pages that are read together lie together.
+    /// Orders the free frames by their numbers, so that pages that are read together lie together.
     pub fn sort_free(&mut self) {
         self.free.sort_unstable_by(|a, b| b.cmp(a));
     }

@@ -3,24 +3,24 @@
 //! Owns when such a call is cut, and where. Does not own how the ranks meet between rounds (`meeting`), or what each of
 //! them does in a round (`shim/access.c`). The ranks of a node share their frames. If the ranks ran independently, the
 //! first of them would evict pages before the others have put their pieces there, so these pages would be written as
-//! many small writes. In rounds all ranks work on one window of the file at a time and meet at its end. So a page is
-//! evicted only when all of them have finished with it.
+//! many small writes. In rounds all ranks work on the same window of the file and meet at its end. So a page is evicted
+//! only when all of them have finished with it.
 //!
-//! Invariants: all ranks compute the same from what they agreed on. A window has at most half of the frames of one
-//! rank, so the pages of two windows fit, whichever rank uses all of them first. Where a window has a whole run it is
-//! made of whole runs, so no eviction reaches into a window that is still being written.
+//! Invariants: all ranks compute the same rounds from the values on which they agreed. A window has at most half of the
+//! frames of one rank, so the pages of two windows fit, whichever rank uses all of them first. If a window is at least
+//! one run long, it consists of whole runs, so no eviction reaches into a window that is still being written.
 
 use std::ops::Range;
 
-/// Most rounds of one call: this many meetings cost less than a second. What would take more has larger windows, which
-/// are mostly empty unless the call is of terabytes.
+/// Most rounds of one call: this many meetings cost less than a second. A call that would need more rounds gets larger
+/// windows; that happens only with terabytes.
 const MOST_ROUNDS: u64 = 1 << 14;
 
-/// The rounds of a call, and what they depend on.
+/// The rounds of a call, and the values on which they depend.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounds {
-    /// From the first to the last byte that collective calls of small pieces have touched so far.
+    /// The range from the first to the last byte that collective calls of small pieces have touched so far.
     touched_start: u64,
     touched_end: u64,
     /// First byte of the first window.
@@ -66,9 +66,9 @@ impl Rounds {
 mod tests {
     use super::*;
 
-    /// Goal: what fits into a rank's frames is not divided, even when it is touched again. What does not fit, together
-    /// with what was touched before, is divided into windows of whole runs, which cover it without a gap. Method: calls
-    /// in turn with pages of 10 bytes, runs of 40 and 16 frames.
+    /// Goal: a call that fits into a rank's frames is not divided, even if its bytes are touched again. If a call does
+    /// not fit, together with the bytes that were touched before, it is divided into windows of whole runs that cover
+    /// it without a gap. Method: calls one after the other, with pages of 10 bytes, runs of 40 bytes and 16 frames.
     #[test]
     fn calls_are_cut_when_memory_is_too_small() {
         let mut rounds = Rounds::default();

@@ -19,8 +19,8 @@
 //!
 //! The arena begins at a multiple of a huge page, so that huge pages can back it (`mapping`).
 //!
-//! Each rank holds a lock of its open file description on byte `rank` of the memfd. The kernel releases it when the
-//! process ends, in whatever way, so a waiting rank can distinguish a slow rank from one that has ended.
+//! Each rank holds a lock of its open file description on byte `rank` of the memfd. The kernel releases the lock when
+//! the process ends, in whatever way, so a waiting rank can distinguish a slow rank from one that has ended.
 
 use crate::error::{Error, Outcome};
 use crate::intervals::{Intervals, Span};
@@ -72,8 +72,8 @@ impl Geometry {
     /// The usual tables for pages of this size and this many bytes of cache in each rank.
     pub fn new(ranks: u32, page_bytes: u32, limit_bytes: u64) -> Geometry {
         let frames = (limit_bytes / u64::from(page_bytes.max(1))).clamp(1, 1 << 20) as u32;
-        // Columns of pieces of 4 bytes fit, in whatever order their ranks write: at most every second piece is there
-        // alone. Lists of small pages would take as much memory as the pages, since the first ranges of each are used.
+        // Columns of 4-byte pieces fit, in whatever order their ranks write: at most every second piece is missing.
+        // Lists of small pages would take as much memory as the pages, since the first ranges of each are used.
         let bytes_for_each = if page_bytes < LONG_LISTS { 128 } else { 8 };
         let spans = (page_bytes / bytes_for_each).clamp(16, 1 << 17);
         Geometry { ranks, page_bytes, frames_per_rank: frames, spans, dir_slots: 1 << 16, chunk_entries: 512 }
@@ -135,15 +135,15 @@ impl Geometry {
     }
 }
 
-/// The data by which the other ranks find the memory; plain numbers, so that a broadcast can carry it.
+/// The numbers by which the other ranks find the memory; they are plain numbers, so that a broadcast can carry them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Token {
     /// Process of rank 0.
     pub pid: i32,
-    /// Its descriptor of the memory.
+    /// The descriptor of the memory in the process that made it.
     pub fd: i32,
-    /// Proof that the memory found there is the intended one.
+    /// Proof that the memory at this descriptor is the intended one.
     pub nonce: u64,
 }
 
@@ -151,7 +151,7 @@ pub struct Token {
 #[repr(C)]
 pub struct Header {
     origin: Origin,
-    /// Length of the file as the ranks see it: with the bytes on the file system and the cached ones beyond.
+    /// Length of the file as the ranks see it: the bytes on the file system and the cached ones beyond.
     pub size: AtomicU64,
     /// The shared file pointer, in units of the caller.
     pub pointer: AtomicU64,
@@ -165,7 +165,7 @@ pub struct Header {
     pub ended: AtomicU32,
     /// Whether the node is a member of the job's group lock (`file/group.rs`), and the number of the group.
     pub group_state: AtomicU32,
-    /// 1: calls give each page back as soon as they have done with it.
+    /// 1: calls release each page as soon as they no longer need it.
     pub relaxed: AtomicU32,
     /// The number of that group.
     pub group: AtomicU64,
@@ -177,7 +177,7 @@ pub struct Header {
     own_ranks: AtomicU32,
     /// The nodes of the job.
     pub job: JobNodes,
-    /// Where the ranks meet.
+    /// The state of the ranks' meetings.
     pub meeting: MeetingCell,
 }
 
@@ -202,13 +202,13 @@ pub struct RankCell {
     pub presence: AtomicU32,
     /// Frames of the rank from this one on were never used, so they need not be searched.
     pub frames_used: AtomicU32,
-    /// How many of its frames lost their pages to other nodes since the rank looked.
+    /// How many of its frames have lost their pages to other nodes since the rank last checked.
     pub vacated: AtomicU32,
     /// The number that it brought to a meeting.
     pub brought: AtomicU64,
 }
 
-/// Metadata of a page. The first four are read and written under the mutex of the page's stripe alone.
+/// Metadata of a page. The first four fields are read and written only under the mutex of the page's stripe.
 #[repr(C)]
 pub struct PageMeta {
     /// Ranks that hold the page shared.
@@ -217,17 +217,17 @@ pub struct PageMeta {
     pub writer: AtomicU32,
     /// Rank + 1 of the first waiting request.
     pub head: AtomicU32,
-    /// Rank + 1 of the last one.
+    /// Rank + 1 of the last one in the queue.
     pub tail: AtomicU32,
     /// Frame + 1 that has the page; changed under the exclusive lock of the page.
     pub frame: AtomicU32,
-    /// Node + 1 that referred to the page last, if that is another one, and how often in a row; 16 bits each.
+    /// Node + 1 that referred to the page last, if that is another node, and how often in a row; 16 bits each.
     pub streak: AtomicU32,
-    /// Where the page is (`placement`). Our own node is written under the exclusive lock of the page here, others at
-    /// any time, if they are newer.
+    /// The place of the page (`placement`). Our own node is written under the exclusive lock of the page here, others
+    /// at any time, if they are newer.
     pub place: AtomicU64,
-    /// The nodes that may have a copy of the page, a bit each, if it is here (`file/copies.rs`); bits are added under
-    /// the shared lock of the page and taken away under the exclusive one.
+    /// If the page is here: the nodes that may have a copy of it, one bit each (`file/copies.rs`). Bits are set under
+    /// the shared lock of the page, and cleared under the exclusive one.
     pub copies: AtomicU64,
     /// The nodes that have read the page since it was written last.
     pub seen: AtomicU64,
@@ -323,13 +323,14 @@ impl Segment {
         Ok(Segment { mapping, geometry, rank, fd: Arc::new(fd), nonce })
     }
 
-    /// The same mapping and rank for another part of the process; the rank lives as long as either does.
+    /// The same mapping and rank for another part of the process; the rank counts as alive as long as either value
+    /// exists.
     pub fn share(&self) -> Segment {
         let (mapping, fd) = (self.mapping.clone(), self.fd.clone());
         Segment { mapping, fd, geometry: self.geometry, rank: self.rank, nonce: self.nonce }
     }
 
-    /// The memory mapped once more, for a thread that acts as this rank. It does not prove that the rank lives.
+    /// The memory mapped once more, for a thread that acts as this rank. This value does not keep the rank alive.
     pub fn again(&self) -> Outcome<Segment> {
         Segment::map(own_description(self.fd.as_raw_fd())?, self.geometry, self.rank, self.nonce)
     }
@@ -389,7 +390,7 @@ impl Segment {
         Some(found)
     }
 
-    /// A rank that ended or left in order.
+    /// Finds a rank that ended or left in order.
     pub fn find_gone(&self) -> Option<u32> {
         let left = |rank: &u32| self.rank_cell(*rank).presence.load(Ordering::SeqCst) == 2;
         (0..self.geometry.ranks).find(left).or_else(|| self.find_ended())
@@ -409,7 +410,7 @@ impl Segment {
         sums
     }
 
-    /// Whether this rank, another one, is one of those.
+    /// Returns whether this other rank has ended or left.
     pub fn has_ended(&self, rank: u32) -> bool {
         let is_here = || self.rank_cell(rank).presence.load(Ordering::Acquire) == 1;
         let mut lock = byte_lock(libc::F_WRLCK, rank);
@@ -421,7 +422,7 @@ impl Segment {
         result == 0 && i32::from(lock.l_type) == libc::F_UNLCK && is_here()
     }
 
-    /// Leaves in order; the value may be dropped then.
+    /// Leaves in order; after that the value may be dropped.
     pub fn leave(&self) {
         self.rank_cell(self.rank).presence.store(2, Ordering::Release);
     }
@@ -453,7 +454,7 @@ impl Segment {
         unsafe { &*self.at(self.geometry.stripes_at() + stripe * CELL_BYTES) }
     }
 
-    /// The metadata of a page; its chunk is made when it is the first one.
+    /// The metadata of a page; the first page of a chunk makes the chunk.
     pub fn meta(&self, page: u64) -> Outcome<&PageMeta> {
         let chunk = page / u64::from(self.geometry.chunk_entries);
         loop {
@@ -465,7 +466,7 @@ impl Segment {
         }
     }
 
-    /// The slot of a chunk, or the free slot where it belongs, and which of both it is.
+    /// Finds the slot of a chunk or the free slot for it, and says which of both it is.
     fn slot_of(&self, chunk: u64) -> Option<(u64, bool)> {
         let slots = u64::from(self.geometry.dir_slots);
         let first = (chunk.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) & (slots - 1);
@@ -519,12 +520,12 @@ impl Segment {
         unsafe { &(*self.frame_head(frame)).changes }
     }
 
-    /// Whether a frame has dirty bytes; a hint unless the page is locked.
+    /// Returns whether a frame has dirty bytes; a hint unless the page is locked.
     pub fn looks_dirty(&self, frame: u32) -> bool {
         self.dirty_parts(frame) != 0
     }
 
-    /// How many dirty ranges a frame has; a hint unless the page is locked.
+    /// Returns how many dirty ranges a frame has; a hint unless the page is locked.
     pub fn dirty_parts(&self, frame: u32) -> u32 {
         // SAFETY: the frame was checked; the count is read as an atomic, since its holder may change it meanwhile.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.frame_head(frame)).dirty).load(Ordering::Acquire) }
@@ -541,8 +542,8 @@ impl Segment {
         }
     }
 
-    /// Takes a frame away from its page, which moved to another node. The rank of the frame reuses it when it needs
-    /// one. The caller holds the exclusive lock of the page, which has no frame any more.
+    /// Takes a frame away from its page, which moved to another node. The rank of the frame reuses it when it needs a
+    /// frame. The caller holds the exclusive lock of the page, which has no frame any more.
     pub fn vacate(&self, frame: u32) {
         self.assign(frame, NO_PAGE);
         self.rank_cell(frame / self.geometry.frames_per_rank).vacated.fetch_add(1, Ordering::SeqCst);
@@ -561,7 +562,8 @@ impl Segment {
         }
     }
 
-    /// The valid ranges of a frame. The caller holds the lock of its page, exclusively if it changes them.
+    /// The valid ranges of a frame. The caller holds the lock of the frame's page, exclusively if it changes the
+    /// ranges.
     pub fn valid(&self, frame: u32) -> Intervals<'_> {
         self.list(frame, false)
     }
@@ -607,7 +609,7 @@ impl Segment {
 
     /// Lets the system back a frame that is used for the first time with huge pages, together with the frames in the
     /// same huge page. `prepared` is the part of the arena with huge pages; frames of a rank are first used in
-    /// ascending order. Where the system has no free huge page, the frame gets pages as they are touched.
+    /// ascending order. If the system has no free huge page, the frame gets pages as they are touched.
     pub fn prepare(&self, frame: u32, prepared: &mut u64) {
         let page = u64::from(self.geometry.page_bytes);
         let large = page * u64::from(self.geometry.frames_per_rank) >= HUGE_BYTES;

@@ -1,7 +1,7 @@
 //! The amount of memory that the node can spare for a cache when a file is opened.
 //!
-//! Owns the rule alone: the ranks of a file together take at most a quarter of what is available, to the node and to
-//! the control group of this process, so that several files may be open and the program has the rest.
+//! Owns: only this rule. The ranks of a file together take at most a quarter of the memory that is available to the
+//! node and to the control group of this process, so that several files may be open and the program has the rest.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn available(meminfo: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// What the process's control group (version 2) and those above it leave; `None` if they set no limit.
+/// The memory that the process's control group (version 2) and the groups above it leave; `None` if they set no limit.
 fn spare_of_group(groups: &str) -> Option<u64> {
     let group = groups.lines().find_map(|l| l.strip_prefix("0::"))?;
     let root = Path::new("/sys/fs/cgroup");
@@ -46,7 +46,7 @@ fn spare_of_group(groups: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Goal: a small node gets a smaller cache, a large one what was requested. Method: numbers.
+    /// Goal: a small node gets a smaller cache, and a large one the requested size. Method: numbers.
     #[test]
     fn the_bound_follows_the_memory() {
         assert_eq!(available("MemTotal: 9 kB\nMemAvailable:    2048 kB\nBuffers: 1 kB\n"), Some(2 << 20));

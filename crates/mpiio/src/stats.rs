@@ -54,7 +54,7 @@ pub struct Stats {
     pub uncached: u64,
     /// Bytes of long requests that went past the cache.
     pub stream_bytes: u64,
-    /// Page locks that had to be waited for.
+    /// Page locks for which a rank had to wait.
     pub lock_waits: u64,
     /// Read requests to the file system.
     pub fs_reads: u64,
@@ -64,7 +64,7 @@ pub struct Stats {
     pub fs_writes: u64,
     /// The bytes of these writes.
     pub fs_write_bytes: u64,
-    /// Those of the writes that begin on a page boundary and end on one or at the end of the file.
+    /// The writes among these that begin on a page boundary, and end on one or at the end of the file.
     pub fs_writes_aligned: u64,
     /// Sync requests to the file system.
     pub fs_syncs: u64,
@@ -74,11 +74,11 @@ pub struct Stats {
     pub asked: u64,
     /// Pages that were written because they were idle for a while.
     pub idle_pages: u64,
-    /// Whole pages that went past the cache because the rank only wrote such, each once.
+    /// Whole pages that bypassed the cache because the rank only wrote such pages, each once.
     pub once_pages: u64,
     /// How often the group lock was released for a program outside the job.
     pub yields: u64,
-    /// Pages that moved to this rank's node from another one.
+    /// Pages that moved from another node to this rank's node.
     pub migrations: u64,
     /// Pages that were read before a request for them.
     pub prefetched: u64,
@@ -86,7 +86,7 @@ pub struct Stats {
     pub copies: u64,
     /// Copies that this rank made other nodes give up, to write the page.
     pub recalls: u64,
-    /// Pages that this node gave away because it did much more for others than the node that asked.
+    /// The pages that this node gave away because it did much more work for others than the node that asked.
     pub relieved: u64,
 }
 

@@ -6,11 +6,11 @@
 //! takes the locks in its name (`server`, `message`). So a page is cached once in the job.
 //!
 //! Invariants:
-//! * A call takes its pages in ascending order over all nodes and releases none before it has all, as on one node. A
-//!   page that has moved is requested at the node where it went; the call holds all pages before it.
+//! * A call locks its pages in ascending order over all nodes and releases none before it has locked all, as on one
+//!   node. If a page has moved, the request is sent to the node that has it now; the call holds all earlier pages.
 //! * The length and the shared pointer of node 0 count. The other nodes know a length that is never too large: between
 //!   collective calls a file only grows. A write tells node 0 of a new length before it releases its locks.
-//! * With one node nothing of this runs: calls go to the node's cache as they are.
+//! * With one node, calls go directly to the node's cache, and nothing of this module runs.
 
 use crate::error::{Error, Outcome};
 use crate::file::idle::Looker;
@@ -34,20 +34,20 @@ pub mod message;
 pub mod passing;
 pub mod server;
 
-/// This many bytes go into one step at most, unless one page is larger.
+/// A step has at most this many bytes, unless one page is larger.
 const STEP_BYTES: usize = 16 << 20;
 
-/// The number of times that a call follows a page which moves before the call gets it. Each time the page has moved
-/// once more, so the bound is reached only for a page that no node has.
+/// How often a call follows a page that keeps moving, before the call gets it. Each time the page has moved once more,
+/// so the bound is reached only for a page that no node has.
 const CHASES_MAX: u32 = 1000;
 
-/// After this many seconds of silence a connection is tried, and given up after three tries.
+/// After this many seconds of silence a connection is probed; it is given up after three probes.
 const SILENCE_S: libc::c_int = 10;
 
 /// How long a rank tries to reach a leader.
 const CONNECT: Duration = Duration::from_secs(20);
 
-/// The ranks of all nodes, as one of them sees them.
+/// The ranks of all nodes, from the view of one of them.
 pub struct Team {
     local: CachedFile,
     node: usize,
@@ -77,7 +77,7 @@ impl Step {
         }
     }
 
-    /// Puts the first bytes of the step to their places in the memory of the request.
+    /// Copies the first bytes of the step to their places in the memory of the request.
     fn scatter(&self, mut data: &[u8], memory: &mut [u8]) {
         for range in &self.memory {
             let (part, rest) = data.split_at(range.len().min(data.len()));
@@ -87,7 +87,7 @@ impl Step {
     }
 }
 
-/// The content of a call: ranges, memory, and whether it goes beyond the end of the file as this node knows it.
+/// The content of a call: ranges, memory, and whether it reaches beyond the end of the file as this node knows it.
 enum Request<'a> {
     Write(&'a [Extent], &'a [u8], bool),
     Read(&'a [Extent], &'a mut [u8], bool),
@@ -104,7 +104,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether a node that has all of its pages can do it without the others.
+    /// Returns whether a node that has all of its pages can execute the call without the other nodes.
     fn can_be_alone(&self, node: usize) -> bool {
         match self {
             Request::Write(.., beyond) => !beyond || node == 0,
@@ -119,7 +119,7 @@ fn end_of(extents: &[Extent]) -> u64 {
 }
 
 impl Team {
-    /// A team of one node, for now.
+    /// A team that has only one node at first.
     pub fn new(local: CachedFile) -> Team {
         Team { local, node: 0, peers: Vec::from([None]), server: None, looker: None, broken: None }
     }
@@ -129,7 +129,7 @@ impl Team {
         self.server = Some(Box::new(server));
     }
 
-    /// Writes out what is idle from now on, as the rank of the node that does so.
+    /// From now on writes out idle pages, as the rank of the node that does so.
     pub fn look(&mut self, looker: Looker) {
         self.looker = Some(looker);
     }
@@ -168,7 +168,8 @@ impl Team {
         Ok(())
     }
 
-    /// As `connect`, over messages of a library: `leaders` has the rank of each leader there, our proxy rank and nonce.
+    /// Works as `connect`, over messages of a library: `leaders` has the rank of each leader there, our proxy rank and
+    /// nonce.
     pub fn connect_by_messages(
         &mut self,
         node: usize,
@@ -187,7 +188,7 @@ impl Team {
         Ok(())
     }
 
-    /// As `connect`, over existing connections: one to the leader of each node, except our own.
+    /// Works as `connect`, over existing connections: one to the leader of each node, except our own.
     pub fn join(&mut self, node: usize, links: Vec<Option<Box<dyn Link>>>, references: u32) {
         self.local.join_nodes(node, links.len(), references);
         self.node = node;
@@ -199,7 +200,7 @@ impl Team {
         self.local.balance(least);
     }
 
-    /// The cache of the node itself.
+    /// The cache of this node.
     pub fn local(&mut self) -> &mut CachedFile {
         &mut self.local
     }
@@ -231,7 +232,7 @@ impl Team {
     }
 
     /// Divides the remaining part of a request, after its first `done` bytes, into steps in ascending order. Each step
-    /// goes to the node that has the pages as far as we know, and no page is in two steps.
+    /// is sent to the node that has the pages, as far as this node knows, and no page is in two steps.
     fn steps(&self, request: &Request<'_>, limit: u64, done: u64) -> Vec<Step> {
         let page_bytes = u64::from(self.local.memory().geometry().page_bytes);
         let mut steps: Vec<Step> = Vec::new();
@@ -289,14 +290,14 @@ impl Team {
         }
     }
 
-    /// Does the steps of a request, again from where a page had moved. `reached` tells which nodes hold locks for it,
-    /// unless the reply is `true`: then another node did all of it and has released the locks.
+    /// Does the steps of a request, again from the step at which a page had moved. `reached` tells which nodes hold
+    /// locks for it, unless the reply is `true`: then another node did all of it and has released the locks.
     fn all_steps(&mut self, request: &mut Request<'_>, limit: u64, reached: &mut [bool]) -> Outcome<(u64, bool)> {
         let (mut done, mut chases) = (0, 0);
         'moved: loop {
             let steps = self.steps(request, limit, done);
-            // A part that another node can do alone takes one message there and one back, and its locks are not held
-            // meanwhile.
+            // A part that another node can execute without other nodes takes one message there and one back, and its
+            // locks are not held meanwhile.
             let alone = self.elsewhere(&steps).filter(|node| done == 0 && request.can_be_alone(*node)).is_some();
             for step in &steps {
                 reached[step.node] = true;
@@ -314,7 +315,7 @@ impl Team {
         }
     }
 
-    /// Makes one step; returns how many bytes were done, and whether that was the whole step.
+    /// Executes one step; returns how many bytes were done, and whether the whole step was.
     fn step(&mut self, step: &Step, alone: bool, request: &mut Request<'_>) -> Outcome<(u64, bool)> {
         let all = step.bytes as u64;
         if step.node == self.node {
@@ -374,7 +375,7 @@ impl Team {
         Ok((done, done == all))
     }
 
-    /// Takes over pages that another node hands over, as far as there is space, and reports which to that node.
+    /// Takes over pages that another node hands over, as far as there is space, and reports to that node which ones.
     fn take_over(&mut self, node: usize, pages: &[Handover], keep: bool) -> Outcome {
         let mut taken = Vec::new();
         for page in pages {
@@ -396,7 +397,7 @@ impl Team {
         }
         let total = check(extents, memory.len())?;
         let wanted = end_of(extents);
-        // A longer file concerns node 0, so only that can do such a write alone.
+        // A longer file concerns node 0, so only node 0 can execute such a write without other nodes.
         let grows = wanted > self.local.size();
         let mut reached = vec![false; self.peers.len()];
         let result = self.all_steps(&mut Request::Write(extents, memory, grows), u64::MAX, &mut reached);
@@ -469,7 +470,7 @@ impl Team {
         Ok(size)
     }
 
-    /// Adds to the shared pointer and returns what it was.
+    /// Adds to the shared pointer and returns its previous value.
     pub fn pointer_add(&mut self, add: u64) -> Outcome<u64> {
         if self.node == 0 {
             return Ok(self.local.pointer_add(add));
@@ -513,7 +514,7 @@ impl Team {
             return self.local.settle_alone(stable);
         }
         // A page that moved from a later node to an earlier one in the order would be left out. So no page moves
-        // meanwhile; the first round waits for those that were on their way, the second one writes their contents.
+        // meanwhile; the first round waits for pages that were moving, and the second one writes their contents.
         self.local.keep_still(true);
         let mut result = self.ask_all(Kind::Still, 1);
         for _ in 0..2 {
@@ -537,8 +538,8 @@ impl Team {
         if self.node == 0 { Ok(()) } else { self.ask(0, Kind::Grow, size, &[], &[]).map(|_| ()) }
     }
 
-    /// The counters of this rank, with those of its proxies, before it leaves: nothing is written in the background
-    /// any more.
+    /// The counters of this rank, with those of its proxies, at the end of the rank: nothing is written in the
+    /// background any more.
     pub fn stats(&mut self) -> [u64; NAMES.len()] {
         self.looker.iter_mut().for_each(Looker::stop);
         let mut all = self.own_stats();
@@ -551,7 +552,7 @@ impl Team {
         all
     }
 
-    /// Takes leave of the other nodes, of which nothing can be asked any more.
+    /// Leaves the other nodes; after this no request can be sent to them.
     pub fn part(&mut self) {
         self.broken = self.broken.or(Some(Error::Refused("the rank has taken leave of the other nodes")));
         for mut link in self.peers.iter_mut().filter_map(Option::take) {

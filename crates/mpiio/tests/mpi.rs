@@ -1,6 +1,6 @@
 //! The shims over the MPI libraries that `scripts/setup` installs: real programs under mpirun, with and without cache.
 //!
-//! Each library's programs and shim are built once. One job runs at a time: MPI ranks that wait spin.
+//! Each library's programs and shim are built only once. One job runs at a time: MPI ranks that wait spin.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ impl Job {
         self.command_of(&built().join(format!("{program}.{}", self.mpi)), arguments, stats)
     }
 
-    /// As `command`, for a program of any place.
+    /// Works as `command`, for a program of any place.
     fn command_of(&self, program: &Path, arguments: &[&str], stats: &Path) -> Command {
         let shim = built().join(format!("libamphi_mpiio_{}.so", self.mpi));
         let ranks = self.ranks.to_string();
@@ -112,7 +112,7 @@ impl Job {
         command
     }
 
-    /// Runs a program on a new file and requires that the program succeeds; returns what it printed, the file and the
+    /// Runs a program on a new file and requires that the program succeeds; returns the printed text, the file and the
     /// statistics.
     fn run(&self, program: &str) -> (String, Vec<u8>, String) {
         let directory = fresh(&format!("{program}-{}", self.mpi));
@@ -184,7 +184,7 @@ fn every_file_function_is_covered() {
 
 /// Goal: the file is byte for byte the file that the library itself produces, and all reads return the right bytes, for
 /// derived types and calls of all kinds, with small and odd page sizes and memory for three pages. Method: `views`
-/// checks what it reads; its file is compared with that of a run without cache.
+/// checks the bytes that it reads; its file is compared with that of a run without cache.
 #[test]
 fn files_are_identical_with_and_without_cache() {
     let _alone = alone();
@@ -220,8 +220,8 @@ fn pointers_lengths_and_modes() {
 }
 
 /// Goal: a rank that has a second handle of its own on a file sees through it the changes made through the first one,
-/// and the other way round; PnetCDF relies on this without a sync. Method: `borrowed` checks what it reads, also after
-/// the first handle was closed; it runs on one, two and four nodes.
+/// and the other way round; PnetCDF relies on this without a sync. Method: `borrowed` checks the bytes that it reads,
+/// also after the first handle was closed; it runs on one, two and four nodes.
 #[test]
 fn a_handle_of_one_rank_shares_the_cache_of_all() {
     let _alone = alone();
@@ -369,7 +369,7 @@ fn it_steps_aside_and_says_why() {
     }
 }
 
-/// Whether any process has the memory of a cache of this file, or a file below this directory, open.
+/// Returns whether any process has the memory of a cache of this file, or a file below this directory, open.
 fn is_in_use(directory: &Path) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let descriptors = processes.filter_map(|p| std::fs::read_dir(p.path().join("fd")).ok()).flatten().flatten();
@@ -482,8 +482,8 @@ fn a_full_disk_loses_nothing() {
 /// Goal: the following cases are either served or left to the library with a message, and no rank waits for ever: hints
 /// that differ between ranks, a file that two communicators have open, a rank without memory or descriptors, leaders
 /// that cannot be reached, a path that is another file on some rank, names with a colon, a view that the library
-/// refuses, a child process, and calls of more than 2 GiB. Method: `opens` checks what it reads; the statistics say how
-/// the file was served.
+/// refuses, a child process, and calls of more than 2 GiB. Method: `opens` checks the bytes that it reads; the
+/// statistics say how the file was served.
 #[test]
 fn unusual_opens_are_served() {
     let _alone = alone();
@@ -556,7 +556,7 @@ fn messages_of_the_library_connect_nodes() {
                 "views" => assert!(file == native, "{mpi} with '{hints}': another file"),
                 "atomic" => assert!(printed.contains("0 mixed"), "{mpi}: {printed}"),
                 "collective" => assert!(file == file_of_collective(), "{mpi}: another file"),
-                // It returns its file to the library, so there are no statistics.
+                // The program returns its file to the library, so there are no statistics.
                 "threads" => continue,
                 _ => {}
             }
@@ -692,8 +692,8 @@ fn busy_nodes_give_pages_to_idle_ones() {
     }
 }
 
-/// Goal: the bindings of Fortran, old and new, and mpi4py reach the cache. Method: one program of each kind checks what
-/// it reads; the statistics show that the file was cached. The mpi4py of Debian uses Open MPI.
+/// Goal: the bindings of Fortran, old and new, and mpi4py reach the cache. Method: one program of each kind checks the
+/// bytes that it reads; the statistics show that the file was cached. The mpi4py of Debian uses Open MPI.
 #[test]
 fn other_languages_are_cached() {
     let _alone = alone();

@@ -30,7 +30,7 @@ struct Library {
     many: AtomicUsize,
     /// Every call fails.
     broken: AtomicBool,
-    /// Messages of this rank are lost; 0: no rank's are.
+    /// Messages of this rank are lost; 0 means that no rank's messages are.
     mute: AtomicI32,
 }
 
@@ -259,7 +259,7 @@ fn slow_ranks_are_waited_for() {
 }
 
 /// Goal: a rank that ended with a page locked is detected by its leader's answer, and the others' calls fail. Method: a
-/// connection by hand that is forgotten in the middle of a call.
+/// connection that the test opens itself and then leaves unused in the middle of a call.
 #[test]
 fn ranks_that_ended_stop_nobody() {
     let backend = MemoryFile::new(vec![0; 100]);

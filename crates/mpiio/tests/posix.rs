@@ -17,9 +17,9 @@ fn file(name: &str) -> (PathBuf, CString) {
     (path, c)
 }
 
-/// Goal: every byte lies where it was written and the file is never longer than that, whatever went past the page
-/// cache. Method: random writes and reads of a cached file with pages of 4 KiB and memory for twelve pages are compared
-/// with an array, and at the end with the file itself.
+/// Goal: every byte lies where it was written and the file is never longer than that, whichever requests bypassed the
+/// page cache. Method: random writes and reads of a cached file with pages of 4 KiB and memory for twelve pages are
+/// compared with an array, and at the end with the file itself.
 #[test]
 fn direct_and_buffered_requests_agree() {
     for (name, direct) in [("buffered", Direct::Off), ("direct", Direct::On)] {

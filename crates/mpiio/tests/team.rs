@@ -148,8 +148,8 @@ fn calls_over_nodes_are_atomic() {
     }
 }
 
-/// Goal: ranks that write different bytes of the same pages lose none, and each reads what it wrote.
-/// Method: every fourth piece of seven bytes is a rank's own; random pieces, few frames, drops of clean pages between.
+/// Goal: ranks that write different bytes of the same pages lose none, and each reads the bytes that it wrote. Method:
+/// every fourth piece of seven bytes is a rank's own; random pieces, few frames, drops of clean pages between.
 #[test]
 fn different_bytes_of_a_page_survive() {
     for seed in 0..6 {

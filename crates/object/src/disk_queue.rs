@@ -6,12 +6,12 @@
 //! A disk needs a few MiB of requests to be busy, and more does not make it faster. Requests that are sent together are
 //! also answered together: a virtual disk reports finished requests only when it has nothing left to do. With 32 MiB it
 //! reports nothing for 6 ms, and then everything within 50 us. Meanwhile no bytes are sent, and afterwards the disk is
-//! idle while all of them are sent. In portions, one portion is on its way to the mount while the disk reads the next.
-//! So reads of 1 to 16 MiB have 1.2 to 1.4 times the rate (docs/LESSONS.md, Large transfers). Writes gain nothing by
-//! this, so they do not wait here.
+//! idle while all of them are sent. If reads are divided into portions, one portion is on its way to the mount while
+//! the disk reads the next. So reads of 1 to 16 MiB have 1.2 to 1.4 times the rate (docs/LESSONS.md, Large transfers).
+//! Writes gain nothing by this, so they do not wait here.
 //!
-//! Invariants: reads go in the order of arrival. One transfer may always be under way, however large. A dropped `turn`
-//! leaves nothing behind.
+//! Invariants: reads are served in the order of arrival. One transfer may always be under way, however large. A `turn`
+//! that is dropped has no further effect.
 
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
@@ -104,8 +104,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: turns come in order of arrival, as many as fit, one at least; small transfers do not wait; a dropped turn
-    /// is skipped, before or after it was granted. Method: by hand.
+    /// Goal: turns are given in the order of arrival, as many as fit and at least one; small transfers do not wait; a
+    /// dropped turn is skipped, whether it was granted or not. Method: the test requests and drops the turns itself.
     #[test]
     fn turns_come_in_order() {
         let queue = Rc::new(DiskQueue::default());

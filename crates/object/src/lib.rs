@@ -82,13 +82,13 @@ impl<D: Disk> ObjectDisk<D> {
     }
 
     /// Reads the pieces into `buf`, as many at a time as the queue allows. Bytes that no piece covers become zeros. On
-    /// an error every read has ended.
+    /// an error, every read has ended before the function returns.
     pub async fn read_pieces(&self, buf: Buf, pieces: &[Piece]) -> (io::Result<()>, Buf) {
         pieces::read_pieces(&self.queue, self, buf, pieces).await
     }
 
-    /// As `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while
-    /// others are still being read.
+    /// Works as `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer,
+    /// while others are still being read.
     pub async fn read_pieces_with(
         &self,
         buf: Buf,
@@ -99,7 +99,8 @@ impl<D: Disk> ObjectDisk<D> {
     }
 
     /// Writes the pieces of `buf`, all at once, and calls `look` with its bytes. For a large buffer that happens after
-    /// the kernel has got the writes, so that the disk does not wait for it. On an error every write has ended.
+    /// the kernel has got the writes, so that the disk does not wait for it. On an error, every write has ended before
+    /// the function returns.
     pub async fn write_pieces_aside<T>(
         &self,
         buf: Buf,

@@ -23,7 +23,7 @@ const ASIDE_MIN_BYTES: usize = 128 << 10;
 /// a round of four tasks in which something large was begun.
 const ASIDE_YIELDS: u32 = 5;
 
-/// Where a part of a buffer lies on the disk.
+/// The place of a part of a buffer on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Offset in the buffer's window.
@@ -78,7 +78,7 @@ pub fn widen(mut payload: Buf, pad: usize, len: u64) -> (Buf, bool) {
     }
 }
 
-/// Writes the pieces of `buf`, all at once. On an error every write has ended.
+/// Writes the pieces of `buf`, all at once. On an error, every write has ended before the function returns.
 pub async fn write_pieces<D: Disk>(disk: &D, buf: Buf, pieces: &[Piece]) -> io::Result<()> {
     write_each(disk, buf, pieces).await.into_iter().collect()
 }
@@ -129,7 +129,7 @@ pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Ve
 }
 
 /// Reads the pieces into `buf`, as many at a time as the disk's queue allows. Bytes that no piece covers become zeros.
-/// On an error every read has ended.
+/// On an error, every read has ended before the function returns.
 pub async fn read_pieces<D: Disk>(
     queue: &Rc<DiskQueue>,
     disk: &D,
@@ -139,8 +139,8 @@ pub async fn read_pieces<D: Disk>(
     read_pieces_with(queue, disk, buf, pieces, async |_, _| ()).await
 }
 
-/// As `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while others
-/// are still being read.
+/// Works as `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while
+/// others are still being read.
 pub async fn read_pieces_with<D: Disk>(
     queue: &Rc<DiskQueue>,
     disk: &D,

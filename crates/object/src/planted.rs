@@ -10,7 +10,7 @@ pub enum Mistake {
     LateKeep,
 }
 
-/// Whether `mistake` is planted.
+/// Returns whether `mistake` is planted.
 #[cfg(not(any(test, feature = "planted")))]
 pub(crate) const fn is(_mistake: Mistake) -> bool {
     false

@@ -10,14 +10,15 @@
 //!
 //! Invariants:
 //!
-//! * A cached block is what a read of the disk would return. It is dropped when a write of it begins.
+//! * A cached block is what a read of the disk would return. The cached copy is dropped when a write of the block
+//!   begins.
 //! * Blocks that were read or written are cached only if no other write of one of them was under way at the start and
 //!   none has begun since (`end`).
-//! * A write whose end was not seen may happen at any time, so its blocks are never cached again. After `LOST_MAX` such
-//!   writes nothing is cached any more.
-//! * There are at most `limit` chunks of 64 KiB. Chunks that are used once leave through a queue of their own, a tenth
-//!   of all. So a large read evicts nothing that is used repeatedly (S3-FIFO: Yang et al., "FIFO queues are all you
-//!   need for cache eviction", SOSP 2023).
+//! * After a write whose end is unknown, its blocks may change at any time, so they are never cached again. After
+//!   `LOST_MAX` such writes nothing is cached any more.
+//! * There are at most `limit` chunks of 64 KiB. Chunks that are used only once leave through a separate queue, which
+//!   has a tenth of the space. So a large read evicts nothing that is used repeatedly (S3-FIFO: Yang et al., "FIFO
+//!   queues are all you need for cache eviction", SOSP 2023).
 
 use crate::planted::{self, Mistake};
 use amphi_env::Buf;
@@ -35,7 +36,7 @@ pub const CHUNK_BLOCKS: u64 = 16;
 pub const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK;
 /// Most writes without a seen end that are remembered.
 const LOST_MAX: usize = 64;
-/// One chunk in this many is for blocks that were used once.
+/// One chunk in this many is for chunks that were used once.
 const FRESH_SHARE: usize = 10;
 /// Uses of a chunk are counted up to this number.
 const USES_MAX: u8 = 3;
@@ -105,7 +106,7 @@ fn bytes_of(blocks: &Range<u64>) -> Range<usize> {
 }
 
 impl ReadCache {
-    /// Sets how many bytes may be cached, and evicts what is beyond.
+    /// Sets how many bytes may be cached, and evicts the excess.
     pub fn tune(&mut self, bytes: u64) {
         self.tuned = if self.lost >= LOST_MAX { 0 } else { (bytes / CHUNK_BYTES) as usize };
         self.limit = self.tuned;
@@ -118,7 +119,7 @@ impl ReadCache {
         self.shrink(self.limit);
     }
 
-    /// Whether anything may be cached.
+    /// Returns whether anything may be cached.
     pub fn is_open(&self) -> bool {
         self.limit > 0
     }
@@ -128,7 +129,7 @@ impl ReadCache {
         self.chunks.len() as u64 * CHUNK_BYTES
     }
 
-    /// Whether all of these blocks are cached.
+    /// Returns whether all of these blocks are cached.
     pub fn has(&self, blocks: Range<u64>) -> bool {
         by_chunk(blocks).all(|(chunk, part)| {
             let mask = mask(&part);
@@ -162,7 +163,7 @@ impl ReadCache {
         missing
     }
 
-    /// Caches blocks from `first` on. Only for blocks that `end` allows.
+    /// Caches blocks from `first` on. Only blocks that `end` permits may be passed.
     pub fn put(&mut self, first: u64, bytes: &[u8]) {
         for (chunk, part) in by_chunk(first..first + bytes.len() as u64 / BLOCK) {
             if self.limit == 0 {
@@ -228,7 +229,7 @@ impl ReadCache {
         }
     }
 
-    /// Blocks begin their way from the disk, or to it.
+    /// A read or write of blocks begins.
     fn begin(&mut self, blocks: Range<u64>, writes: bool) -> u64 {
         let mut stale = false;
         for other in self.accesses.iter_mut().filter(|a| overlap(&a.blocks, &blocks)) {
@@ -258,8 +259,8 @@ impl ReadCache {
         }
     }
 
-    /// Called when the blocks have arrived if `is_known`; otherwise it is unknown whether they did. Returns whether
-    /// they may be cached.
+    /// Called when the transfer of the blocks has ended if `is_known`; otherwise it is unknown whether it has. Returns
+    /// whether they may be cached.
     fn end(&mut self, number: u64, is_known: bool) -> bool {
         let Some(at) = self.accesses.iter().position(|a| a.number == number) else { return false };
         if self.accesses[at].writes && !is_known {
@@ -281,7 +282,7 @@ impl ReadCache {
     }
 }
 
-/// Blocks on their way. If this is dropped without `end`, it is unknown whether they arrived.
+/// Blocks that are being read or written. If this is dropped without `end`, it is unknown whether they arrived.
 pub struct OnTheWay {
     cache: Rc<RefCell<ReadCache>>,
     number: u64,
@@ -289,7 +290,7 @@ pub struct OnTheWay {
 }
 
 impl OnTheWay {
-    /// Blocks begin their way from the disk. With `writes` it is to the disk, and cached copies are dropped.
+    /// A read of blocks from the disk begins. With `writes` it is a write to the disk, and cached copies are dropped.
     pub fn begin(cache: &Rc<RefCell<ReadCache>>, blocks: Range<u64>, writes: bool) -> OnTheWay {
         let number = cache.borrow_mut().begin(blocks, writes);
         OnTheWay { cache: cache.clone(), number, has_ended: false }

@@ -1,6 +1,7 @@
 //! `ReadPattern`: the relation of small reads of an object to earlier ones, by any mounts.
 //!
-//! Owns: the last reads of the objects that were read last. Does not own: what follows from it.
+//! Owns: the last reads of the objects that were read last. Does not own: the consequences of the patterns that it
+//! reports.
 //!
 //! A mount sees only its own reads. If mounts read the records of a shared file in turn, each mount has every n-th
 //! record, and only the server sees that together they are a sequence.
@@ -19,14 +20,14 @@ const TOGETHER_BYTES: u64 = 1 << 20;
 /// This many of the last reads, including the present one, form a sequence.
 const TOGETHER_READS: usize = 4;
 
-/// The relation of a read to earlier ones.
+/// The relation of a read to earlier reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// There was no read near it lately.
+    /// No read near it was made lately.
     Nothing,
-    /// True if there was a read of the same place or a neighbouring one.
+    /// It is true if there was a read of the same place or of a neighbouring place.
     Neighbour,
-    /// Several mounts read here, one beside the other.
+    /// Several mounts read here side by side.
     Together,
 }
 

@@ -1,4 +1,4 @@
-//! `CachedFile`: what the cache has to know about a file, and its counters for the file.
+//! `CachedFile`: the properties of a file that the cache uses, and its counters for the file.
 //!
 //! Owns: the contract with the owner of the files; how much of a file is cached, how much of that is dirty and where,
 //! how well the bytes were used. Does not own: the bytes (the root of the crate), when dirty bytes are written back.
@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 ///
 /// The methods are called under the lock of a shard, so none of them may call the cache.
 pub trait CachedFile: Send + Sync {
-    /// The number by which the cache finds the file's bytes. No other file of this cache has it.
+    /// The number by which the cache finds the file's bytes. No other file of this cache has this number.
     fn id(&self) -> u64;
 
     /// The cache's counters for the file. Only the cache changes it, except for `CachedBytes::dirty_bytes`.
@@ -24,7 +24,7 @@ pub trait CachedFile: Send + Sync {
     fn spoil(&self, range: ByteRange);
 
     /// Valid bytes of `range` are about to be replaced, or to be dropped because they may not be right any more. (An
-    /// eviction drops bytes that are right.) Called before any reader of the cache can see that.
+    /// eviction drops bytes that are right.) It is called before any reader of the cache can see the change.
     fn changes(&self, _range: ByteRange) {}
 }
 
@@ -45,7 +45,7 @@ pub struct CachedBytes {
     pub dirty: Mutex<DirtyIndex>,
     /// Dirty bytes, including those under way, and direct writes under way, which count as dirty.
     pub dirty_bytes: AtomicU64,
-    /// Whether bytes are used again.
+    /// Whether bytes of the file are used again.
     pub locality: Locality,
 }
 

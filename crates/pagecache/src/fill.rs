@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// If fewer whole units are dirty than this, they are copied, so that they can be sent together with what follows them.
+/// If fewer whole units than this are dirty, they are copied, so that they can be sent together with the bytes behind
+/// them.
 const LENT_MIN: u64 = 4;
 
 /// How a flight ended.

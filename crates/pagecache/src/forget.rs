@@ -7,7 +7,7 @@ use amphi_types::ByteRange;
 use parking_lot::RwLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// What happens to dirty bytes of the range.
+/// The treatment of the dirty bytes of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dirty {
     /// Dirty bytes stay, and the call reports that.
@@ -17,7 +17,8 @@ pub enum Dirty {
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// Drops the valid bytes of `range`. Returns whether any are left: dirty bytes that were kept, or bytes in flight.
+    /// Drops the valid bytes of `range`. Returns whether any of these bytes are left: dirty bytes that were kept, or
+    /// bytes in flight.
     pub fn forget(&self, file: &F, range: ByteRange, dirty: Dirty) -> bool {
         if range.is_empty() {
             return false;

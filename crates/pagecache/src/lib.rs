@@ -1,8 +1,8 @@
 //! The page cache: units of 64 KiB with byte-exact valid and dirty ranges, keyed by the number of a file.
 //!
-//! Owns: cached bytes of all files, how much memory they take, eviction, and which of them are dirty or on their way.
-//! Does not own: files (`CachedFile` is the contract with their owner), which bytes may be cached (callers check that
-//! under the lock of each unit), when and how dirty bytes are sent.
+//! Owns: cached bytes of all files, how much memory they take, eviction, and which bytes are dirty or being written
+//! back. Does not own: files (`CachedFile` is the contract with their owner), which bytes may be cached (callers check
+//! that under the lock of each unit), when and how dirty bytes are sent.
 //!
 //! Invariants: in each unit, dirty bytes and bytes in flight are valid. Only units without such bytes are evicted.
 //! Bytes that are not valid are never read. A unit has an entry in `CachedBytes::dirty` exactly while it has dirty
@@ -65,8 +65,8 @@ type Key = (u64, u64);
 
 struct Shard<F> {
     units: BTreeMap<Key, Unit<F>>,
-    /// This shard's part of the eviction clock: all units by their turns, and stale entries of units that were removed
-    /// or have another turn.
+    /// This shard's part of the eviction clock: all units in the order of their turns, and obsolete entries of units
+    /// that were removed or have another turn.
     clock: VecDeque<(Key, u64)>,
     slab: Slab,
 }
@@ -78,8 +78,8 @@ impl<F> Default for Shard<F> {
 }
 
 impl<F: CachedFile> Shard<F> {
-    /// The unit, which is made if it does not exist. If it needs memory and has a place in a slab, it gets that
-    /// (`Slab::piece`).
+    /// The unit, which is made if it does not exist. If a unit needs memory and has a place in a slab, it gets that
+    /// memory (`Slab::piece`).
     fn unit(&mut self, key: Key, file: &Arc<F>, (turns, slabs): (&AtomicU64, &Slabs), place: Place) -> &mut Unit<F> {
         if self.clock.len() > 2 * self.units.len() + EVICT_SCAN {
             let units = &self.units;
@@ -95,13 +95,13 @@ impl<F: CachedFile> Shard<F> {
     }
 }
 
-/// Where the memory of a new unit should lie.
+/// The place that the memory of a new unit should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Any,
-    /// The unit goes into the slab that it continues.
+    /// The unit is placed in the slab that it continues.
     GoesOn,
-    /// The unit goes into the slab that it continues, or is the first one of a new slab.
+    /// The unit is placed in the slab that it continues, or is the first one of a new slab.
     Begins,
 }
 
@@ -112,11 +112,11 @@ pub enum Put {
     Done {
         /// A chunk that has become dirty as a whole.
         full_chunk: Option<ByteRange>,
-        /// Some of these bytes were written back before, while they were cached, so they may soon be written once more.
+        /// Some of these bytes were written back before while they were cached, so they may soon be written again.
         rewritten: bool,
         /// This many bytes stay in the memory in which they arrived.
         adopted: u64,
-        /// Free blocks at the servers were set aside for all of them.
+        /// Free blocks at the servers were set aside for all of these bytes.
         covered: bool,
     },
     /// The check failed, or the servers had no room for the bytes. Bytes before this offset are in the cache.
@@ -127,11 +127,11 @@ pub enum Put {
 pub enum Source<'a> {
     /// The bytes are copied.
     Copied(&'a [u8]),
-    /// The bytes of one whole unit. The cache may keep the memory in which they are. Other memory of a unit, of
-    /// arbitrary content, is put in its place.
+    /// The bytes of one whole unit. The cache may keep the memory that contains them. The cache then leaves other
+    /// memory of a unit in its place, with arbitrary content.
     Unit(&'a mut Buf),
-    /// The bytes of several whole units. The cache may keep the memory in which they are. It then leaves no other
-    /// memory in exchange.
+    /// The bytes of several whole units. The cache may keep the memory that contains them. The cache then leaves no
+    /// other memory in exchange.
     Units(&'a mut Buf),
 }
 
@@ -156,7 +156,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -203,7 +203,7 @@ impl<F: CachedFile> PageCache<F> {
         PageCache::above(Arc::new(Endless))
     }
 
-    /// An empty cache for servers whose room `room` knows.
+    /// An empty cache; `room` knows how much space the servers have granted.
     pub fn above(room: Arc<dyn Room<F>>) -> PageCache<F> {
         PageCache {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
@@ -282,7 +282,7 @@ impl<F: CachedFile> PageCache<F> {
         Some(loans)
     }
 
-    /// As `lend`, but does not count as a use.
+    /// Works as `lend`, but does not count as a use.
     pub fn peek(&self, file: &F, range: ByteRange) -> Option<Loans> {
         units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
     }
@@ -313,8 +313,8 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// Called when a request was answered with the valid bytes of `range`, found by `read_valid`. To be called once for
-    /// each request, because locality is judged by bytes that are used again.
+    /// Called when a request was answered with the valid bytes of `range`, found by `read_valid`. This has to be called
+    /// once for each request, because locality depends on which bytes are used again.
     pub fn used(&self, file: &F, range: ByteRange) {
         for (u, part) in units(range) {
             let shard = self.shard(file.id(), u).read();
@@ -362,11 +362,11 @@ impl<F: CachedFile> PageCache<F> {
         gaps
     }
 
-    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock, and `false` ends the write there.
-    /// Units whose last write is more than `cold_after` written bytes ago are written past the processor's caches.
-    /// `taken` is called under the lock of each unit as soon as its written bytes count as dirty. So a caller that
-    /// found no dirty bytes before has not seen this write at all. Bytes for which the servers have no room are put in
-    /// all the same (`Put::Done`).
+    /// Puts `source` at `offset`, dirty. `check` is called under each unit's lock; if it returns `false`, the write
+    /// ends there. Units whose last write is more than `cold_after` written bytes ago are written past the processor's
+    /// caches. `taken` is called under the lock of each unit as soon as its written bytes count as dirty. So a caller
+    /// that has found no dirty bytes before has not seen any part of this write. Bytes for which the servers have no
+    /// room are put in all the same (`Put::Done`).
     pub fn write(
         &self,
         file: &Arc<F>,
@@ -379,7 +379,7 @@ impl<F: CachedFile> PageCache<F> {
         self.put(file, offset, source, (cold_after, NoRoom::Put), now_ns, hooks)
     }
 
-    /// As `write`, but ends at a unit for which the servers have no room.
+    /// Works as `write`, but ends at a unit for which the servers have no room.
     pub fn write_covered(
         &self,
         file: &Arc<F>,
@@ -495,7 +495,7 @@ impl<F: CachedFile> PageCache<F> {
         self.shards.iter().for_each(|s| drop(s.write()));
     }
 
-    /// What is needed to make a unit.
+    /// The values that are needed to make a unit.
     fn makers(&self) -> (&AtomicU64, &Slabs) {
         (&self.turns, &self.slabs)
     }
@@ -552,7 +552,7 @@ impl<F: CachedFile> PageCache<F> {
         (0..SHARDS).filter(|i| busy & (1 << i) == 0).filter_map(turn).min().map(|(_, i)| i)
     }
 
-    /// Of the units whose turn it is, drops those that are clean and were not used since their last turn.
+    /// Among the units whose turn has come, drops those that are clean and were not used since their last turn.
     fn evict_some(&self, shard: &mut Shard<F>, limit_bytes: u64, emptied: &mut Vec<Arc<F>>) {
         for _ in 0..EVICT_SCAN {
             if self.used_bytes() <= limit_bytes {
@@ -598,8 +598,8 @@ impl<F: CachedFile> PageCache<F> {
     }
 }
 
-/// Where a unit lies that a write of `range` makes. It lies in one piece with its chunk if the write covers the chunk
-/// or continues a stream.
+/// Returns the place for a unit that a write of `range` makes. The unit gets memory together with its chunk if the
+/// write covers the chunk or continues a stream.
 fn place<F: CachedFile>(file: &F, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
     let Source::Copied(_) = source else { return Place::Any };
     if !u.is_multiple_of(CHUNK_UNITS) {
@@ -620,7 +620,7 @@ pub fn push_joined(ranges: &mut Vec<ByteRange>, range: ByteRange) {
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// Checks that the counts agree with the units. For tests, when nothing is under way.
+    /// Checks that the counts agree with the units. It is for tests, when nothing is under way.
     pub fn check(&self) {
         let (mut used, mut dirty) = (0, 0);
         for shard in &self.shards {

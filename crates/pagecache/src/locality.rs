@@ -1,17 +1,17 @@
-//! `Locality`: whether the bytes of a file that are brought into the cache are used again.
+//! `Locality`: whether the bytes of a file that enter the cache are used again.
 //!
-//! Owns: the counts and the rule, for each file. Does not own: when pages come and go, what follows from the rule
-//! (buffered or direct, which the client decides).
+//! Owns: the counts and the rule, for each file. Does not own: when pages are cached and dropped, and the decision that
+//! follows from the rule (buffered or direct, which the client makes).
 //!
-//! A file lacks locality if too few pages were used again, of as many pages as the window has that left the cache. Too
-//! few means fewer than one in 16, or more if direct requests were measured to be so much faster that this reuse does
-//! not compensate for it. From then on nearly nothing is brought into the cache, so nearly nothing leaves. The return
-//! of locality is detected by *probes*: requests that use the cache although the verdict is "direct", and whose pages
-//! are counted as soon as they are used again. At least as many pages as a window of requests brings in decide, and a
+//! A file lacks locality if too few of the pages of the last window were used again before they left the cache. Too few
+//! means fewer than one in 16, or more if direct requests were measured to be so much faster that this reuse does not
+//! compensate for it. From then on nearly nothing is brought into the cache, so nearly nothing leaves. The return of
+//! locality is detected by *probes*: requests that use the cache although the verdict is "direct", and whose pages are
+//! counted as soon as they are used again. At least as many pages as a window of requests brings in decide, and a
 //! quarter must be used again. Pages of probes stay in the cache only because direct requests evict nothing. So their
-//! use counts only if it comes before the number of bytes that the cache holds has passed, buffered or direct; later
-//! use does not count. A direct request brings no pages in. So requests that go direct for contention or memory change
-//! no verdict, and cost no probe.
+//! use counts only if it happens before as many bytes as the cache holds have been transferred, buffered or direct;
+//! later use does not count. A direct request brings no pages into the cache. So requests that go direct for contention
+//! or memory change no verdict, and cost no probe.
 //!
 //! The same is counted over all files of the mount, with a window four times as large. A file of which nothing is known
 //! yet begins with that verdict. Otherwise, in a stream of files larger than the cache, each file would have to prove
@@ -48,15 +48,15 @@ pub struct LocalityRule {
 pub struct Locality {
     /// The counts of all files, if this is for one file.
     of_mount: Option<Arc<Locality>>,
-    /// The rule has been asked before.
+    /// Whether the rule was applied before.
     asked: AtomicBool,
-    /// Pages that left the cache since the last verdict, and those of them that had been used again.
+    /// Pages that left the cache since the last verdict, and how many of them had been used again.
     left: AtomicU64,
     reused: AtomicU64,
     lacking: AtomicBool,
     /// Requests that went direct since the last probe.
     since_probe: AtomicU64,
-    /// While there is no locality: pages that were brought in, and pages that were used again.
+    /// While the file lacks locality: pages that entered the cache, and pages that were used again.
     brought: AtomicU64,
     again: AtomicU64,
     /// For all files: pages that were added to the cache, or not added for lack of locality, and how many pages it
@@ -70,10 +70,10 @@ pub struct Locality {
 
 /// After this many written bytes both counts are halved.
 const WROTE_BYTES: u64 = 1 << 30;
-/// With fewer written bytes nothing can be said.
+/// With fewer written bytes no verdict is possible.
 const WROTE_MIN_BYTES: u64 = 64 << 20;
 
-/// When a page came into the cache, in pages that had passed by then. `UNTOLD`: not recorded.
+/// When a page entered the cache, as the number of pages that had passed by then. `UNTOLD`: not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Came(u64);
 
@@ -96,13 +96,13 @@ impl Locality {
         }
     }
 
-    /// Whether the last verdict was that there is no locality.
+    /// Returns whether the last verdict was that there is no locality.
     #[inline]
     pub fn is_lacking(&self) -> bool {
         self.lacking.load(Relaxed)
     }
 
-    /// The present moment, for a page that comes into the cache now.
+    /// The present moment, for a page that enters the cache now.
     #[inline]
     pub fn comes(&self) -> Came {
         match &self.of_mount {
@@ -111,8 +111,8 @@ impl Locality {
         }
     }
 
-    /// True if a page that is used again would still be cached if all requests since the page arrived had been cached.
-    /// False if that was not recorded.
+    /// Returns true if a page that is used again would still be cached if all requests since the page arrived had been
+    /// cached. Returns false if that was not recorded.
     #[inline]
     pub fn is_recent(&self, came: Came) -> bool {
         let Some(mount) = self.of_mount.as_ref().filter(|_| came != UNTOLD) else { return false };
@@ -161,7 +161,7 @@ impl Locality {
         }
     }
 
-    /// True if data written through this mount is not read back from the cache: less than one byte in 16 of the
+    /// Returns true if data written through this mount is not read back from the cache: less than one byte in 16 of the
     /// recently written ones, if enough was written to tell.
     pub fn is_not_read_back(&self) -> bool {
         let Some(mount) = &self.of_mount else { return false };
@@ -169,13 +169,13 @@ impl Locality {
         wrote >= WROTE_MIN_BYTES && read.saturating_mul(REUSE_FRACTION) < wrote
     }
 
-    /// Whether the next request should go direct: there is no locality, and the request is no probe.
+    /// Returns whether the next request should go direct: there is no locality, and the request is no probe.
     pub fn speaks_for_direct(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         self.lacks(rule, least) && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
 
-    /// Whether there is no locality. `least` returns the share of pages, in 1024ths, that must be used again so that
-    /// the cache pays, in addition to the rule. It is called when there is something to judge.
+    /// Returns whether there is no locality. `least` returns the share of pages, in 1024ths, that must be used again so
+    /// that the cache pays, in addition to the rule. The function is called when there is enough to decide.
     pub fn lacks(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
             mount.cache_pages.store(rule.cache_pages, Relaxed);
@@ -189,7 +189,7 @@ impl Locality {
         self.is_lacking()
     }
 
-    /// Notes that a request for this many pages went direct for lack of locality.
+    /// Notes that a request for this many pages was direct for lack of locality.
     pub fn went_direct(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.passed.fetch_add(pages, Relaxed);
@@ -213,7 +213,7 @@ impl Locality {
         if left >= rule.window_pages {
             let reused = self.reused.swap(0, Relaxed);
             self.left.store(0, Relaxed);
-            // While there is no locality, pages that leave came before it was lost, or with probes.
+            // While there is no locality, the pages that are evicted were cached before it was lost, or by probes.
             self.decide(self.is_lacking() || !pays(REUSE_FRACTION, reused, left));
         }
         let sample = (rule.window_pages / rule.probe.max(1)).max(SAMPLE_MIN_PAGES);
@@ -225,7 +225,7 @@ impl Locality {
             } else if brought >= rule.window_pages.max(2 * sample) {
                 // The counts are reduced, not reset, because reuse takes time to show.
                 let less = |count: &AtomicU64, by: u64| {
-                    // Another thread may have reset them.
+                    // Another thread may have reset the counts.
                     let _ = count.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(by)));
                 };
                 less(&self.brought, brought / 2);
@@ -249,7 +249,7 @@ mod tests {
 
     const RULE: LocalityRule = LocalityRule { window_pages: 1024, probe: 8, cache_pages: 1000 };
 
-    /// The ways carry the same.
+    /// The value if both ways are equally fast.
     fn none() -> u64 {
         0
     }
@@ -272,7 +272,8 @@ mod tests {
     }
 
     /// Goal: where direct requests have the higher throughput, correspondingly more reuse is required for buffering, of
-    /// windows and of probes. Method: a quarter of the pages is used again, and what pays is moved around that.
+    /// windows and of probes. Method: a quarter of the pages is used again, and the required share is set below and
+    /// above that.
     #[test]
     fn what_reuse_has_to_make_up_for() {
         for (least, lacks) in [(0, false), (256, false), (257, true), (512, true)] {
@@ -288,7 +289,7 @@ mod tests {
     }
 
     /// Goal: a file begins with the verdict about all files, unless that is switched off; a file that shows reuse gets
-    /// its own verdict, and so does a mount whose files show reuse. Method: files one after the other.
+    /// its own verdict, and so does a mount whose files show reuse. Method: one file after the other.
     #[test]
     fn files_begin_with_the_verdict_on_the_mount() {
         let mount = Arc::new(Locality::default());
@@ -344,8 +345,8 @@ mod tests {
         }
     }
 
-    /// Goal: pages count as used again only if the cache would still hold them. Method: a page comes with and without
-    /// the time being recorded, then others are cached or bypass the cache.
+    /// Goal: pages count as used again only if the cache would still contain them. Method: a page is cached with and
+    /// without the time being recorded, then others are cached or bypass the cache.
     #[test]
     fn what_the_cache_would_not_hold_is_no_reuse() {
         let mount = Arc::new(Locality::default());

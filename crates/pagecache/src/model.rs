@@ -43,25 +43,26 @@ impl Rng {
     }
 }
 
-/// Goal: the cache returns what was put in, keeps dirty bytes until they are on the server, and its counters are right.
-/// Method: random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans,
-/// forgetting and evictions on three units, compared byte by byte with a server of one vector and a model of what must
-/// be read. Memory that is given out, to readers or for write-back, must not change.
+/// Goal: the cache returns the bytes that were put in, keeps dirty bytes until they are on the server, and its counters
+/// are right. Method: random operations on three units: writes (also of whole units whose memory the cache keeps),
+/// fills, write-back in steps, reads without a copy, drops and evictions. The result is compared byte by byte with a
+/// server that is one vector, and with a model of the bytes that must be read. Memory that is given out, to readers or
+/// for write-back, must not change.
 #[test]
 fn cache_matches_bytes() {
     matches_bytes(200_000, 0..30, 1500);
 }
 
 /// Goal: the same holds if chunks are written as a whole and lie in one piece of memory, so that write-back sends that
-/// memory. Method: as above on three chunks, mostly in whole units; a large part of the data written back has to be
-/// sent without a copy.
+/// memory. Method: as above on three chunks, mostly in whole units; a large part of the data that is written back has
+/// to be sent without a copy.
 #[test]
 fn chunks_in_one_piece_match_bytes() {
     let (lent, copied) = matches_bytes(3 * CHUNK - 5000, 100..110, 500);
     assert!(lent > copied / 10, "{lent} bytes were lent, {copied} copied");
 }
 
-/// Returns the bytes that left lent and copied.
+/// Returns how many bytes were sent without a copy, and how many were copied.
 fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
     let (mut lent_bytes, mut copied_bytes) = (0, 0);
     for seed in seeds {
@@ -71,7 +72,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
         let mut truth = server.clone();
         let mut flights: Vec<(ByteRange, Buf, Vec<u8>)> = Vec::new();
         let mut lent: Vec<(Loans, Vec<u8>)> = Vec::new();
-        // Memory that goes to and fro, as a reader's does.
+        // Memory that is passed to the cache and returned, like a reader's.
         let mut unit = Buf::scratch(UNIT as usize);
         for step in 0..steps {
             let (a, b) = (w.rand(size), w.rand(size));
@@ -86,7 +87,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
             }
             let span = a as usize..b as usize;
             if size > CHUNK && w.rand(8) == 0 {
-                // All leaves, so that chunks come anew.
+                // Everything leaves the cache, so that chunks are made again.
                 let runs = cache.dirty_runs(&file, ByteRange::ALL);
                 runs.iter().for_each(|run| {
                     let mut rest = *run;
@@ -120,7 +121,8 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                     truth[span].copy_from_slice(&bytes);
                 }
                 3 => {
-                    // A fill brings the server's bytes, and must not replace dirty bytes or those under way.
+                    // A fill brings the server's bytes, and must not replace dirty bytes or bytes that are being
+                    // written back.
                     let short = w.rand(range.len() + 1) as usize;
                     let tail = &server[span.start + short..span.end];
                     let bytes = &server[span.clone()];
@@ -222,9 +224,9 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
     (lent_bytes, copied_bytes)
 }
 
-/// Goal: bytes count as used once by each request that was answered with them, however often it looked for the rest
-/// (H5). Method: a request for two units looks three times while the second is missing, then finds both; another
-/// request comes or not; pages that left the cache were used again or not.
+/// Goal: each request that was answered with some bytes counts as one use of them, however often it looked for missing
+/// ones (H5). Method: a request for two units looks three times while the second unit is missing, and then finds both;
+/// another request follows or not; the pages that left the cache were used again or not.
 #[test]
 fn looking_in_vain_is_no_use() {
     for again in [false, true] {
@@ -250,8 +252,8 @@ fn looking_in_vain_is_no_use() {
 }
 
 /// Goal: the unit that entered the cache first is evicted first, in whichever file it is; a unit that was used since
-/// the clock hand passed it stays. Method: two files fill the cache in turn, two more of their chunks come, one of the
-/// first chunks is read again.
+/// the clock hand passed it stays. Method: two files fill the cache in turn, two further chunks of them are added, and
+/// one of the first chunks is read again.
 #[test]
 fn what_came_first_goes_first() {
     let files = [TestFile::new(1), TestFile::new(2)];

@@ -17,7 +17,7 @@ pub trait Room<F>: Send + Sync {
     /// Covers this many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
     /// room.
     fn cover(&self, file: &F, offset: u64, blocks: u32) -> bool;
-    /// This many of its blocks are not dirty or under way any more.
+    /// This many of the file's blocks are no longer dirty or under way.
     fn uncover(&self, file: &F, offset: u64, blocks: u32);
 }
 
@@ -32,7 +32,7 @@ impl<F> Room<F> for Endless {
     fn uncover(&self, _: &F, _: u64, _: u32) {}
 }
 
-/// What happens to a write for which there are no free blocks.
+/// The treatment of a write for which there are no free blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
     /// The write ends before this unit.
@@ -56,7 +56,8 @@ impl<F: CachedFile> Unit<F> {
         blocks(self.range().start, part) & !self.covered
     }
 
-    /// Whether the first block of dirty bytes is covered, and how far the following blocks are in the same state.
+    /// Returns whether the first block of dirty bytes is covered, and how far the following blocks are in the same
+    /// state.
     pub(crate) fn alike(&self, run: ByteRange) -> (ByteRange, bool) {
         let start = self.range().start;
         let is_covered = |block: u64| self.covered >> block & 1 == 1;
@@ -66,7 +67,7 @@ impl<F: CachedFile> Unit<F> {
         (ByteRange::new(run.start, other.map_or(run.end, |block| start + block * PAGE)), covered)
     }
 
-    /// `Some` if all of its blocks are covered, or none are; `None` if some are.
+    /// `Some` if all of its blocks are covered, or none of them; `None` if only some are.
     pub(crate) fn cover_of_all(&self) -> Option<bool> {
         match self.covered {
             0 => Some(false),
@@ -75,7 +76,7 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Ends the cover of blocks of which nothing is dirty or under way. Returns their number.
+    /// Ends the cover of blocks that have no byte dirty or under way. Returns their number.
     fn uncover(&mut self) -> u32 {
         let start = self.range().start;
         let busy = self.dirty.iter().chain(self.flight.iter()).fold(0, |busy, r| busy | blocks(start, r));

@@ -1,8 +1,8 @@
-//! `Segments`: the bytes that a read returns, in the buffers in which they came.
+//! `Segments`: the bytes that a read returns, in the buffers in which they arrived.
 //!
-//! Owns: a list of buffers that contain the bytes in order; each is memory of its own or memory of the cache. Does not
-//! own: sending them. A front end sends them with one vectored write, so the bytes of a read over several targets are
-//! not copied together first.
+//! Owns: a list of buffers that contain the bytes in order; each buffer is separate memory or memory of the cache. Does
+//! not own: sending them. A front end sends them with one vectored write, so the bytes of a read over several targets
+//! are not copied together first.
 
 use amphi_env::Buf;
 use amphi_types::{ByteRange, limits};
@@ -10,13 +10,13 @@ use smallvec::SmallVec;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// A buffer for bytes of a file that are all written before they are read. Its first byte is aligned as its file
-/// offset.
+/// A buffer for bytes of a file that are all written before they are read. Its first byte has the same alignment as its
+/// file offset.
 pub fn scratch_for(range: ByteRange) -> Buf {
     Buf::scratch_padded((range.start % limits::BLOCK) as usize, range.len() as usize)
 }
 
-/// Memory of the cache, unchangeable as long as this exists: a later write into the cache goes to a copy.
+/// Memory of the cache, unchangeable as long as this exists: a later write into the cache is made to a copy.
 #[derive(Clone, Debug)]
 pub struct Loan {
     pub(crate) whole: Arc<Buf>,
@@ -37,7 +37,7 @@ impl Deref for Loan {
     }
 }
 
-/// What a read finds in the cache, in order.
+/// The parts of a read that are in the cache, in order.
 pub type Loans = SmallVec<[Loan; 4]>;
 
 /// One of the buffers of `Segments`.
@@ -114,7 +114,7 @@ impl Segments {
         self.parts.iter().map(|p| p.len()).sum()
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }

@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// If a file has this many cached bytes, a write that continues them counts as a stream.
 pub(super) const STREAM_BYTES: u64 = 4 << 20;
-/// After this many further units of the cache, a slab that is not continued makes room for another.
+/// After this many further units of the cache, a slab that is not continued makes room for another one.
 const STALE_TURNS: u64 = 4096;
 
-/// The unused parts of all slabs together are at most one part in this many of what the cache may take.
+/// The unused parts of all slabs together are at most one part in this many of the cache's size.
 const REST_PART: u64 = 4;
 
-/// The unused parts of all slabs: memory that no unit has yet.
+/// The unused parts of all slabs: memory that no unit uses yet.
 #[derive(Default)]
 pub(super) struct Slabs {
     rest_bytes: AtomicU64,
@@ -34,7 +34,7 @@ impl Slabs {
         self.rest_bytes.load(Relaxed)
     }
 
-    /// Sets what the cache may take. Returns whether that changed.
+    /// Sets the most memory that the cache may use. Returns whether that changed.
     #[inline]
     pub(super) fn set_limit(&self, limit_bytes: u64) -> bool {
         self.limit_bytes.load(Relaxed) != limit_bytes && self.limit_bytes.swap(limit_bytes, Relaxed) != limit_bytes
@@ -87,7 +87,7 @@ impl Slab {
         }
     }
 
-    /// Bytes that no unit has yet.
+    /// Bytes that no unit uses yet.
     pub(super) fn rest_bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |rest| rest.memory.len() as u64)
     }
@@ -98,7 +98,8 @@ mod tests {
     use super::*;
 
     /// Goal: a chunk's units get one piece of memory in their order; another chunk does not interrupt it, and gets its
-    /// own memory when the first chunk is complete or was not written for long. Method: units by hand.
+    /// own memory when the first chunk is complete or was not written for long. Method: units in an order that the test
+    /// chooses.
     #[test]
     fn slabs_are_cut_in_order() {
         let (mut slab, slabs) = (Slab::default(), Slabs::default());

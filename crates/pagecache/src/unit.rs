@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 /// Smallest memory of a unit, in bytes.
 const SMALLEST: usize = 4096;
 
-/// Estimate of what a file and its unit cost in addition, in bytes: entries in tables, the lock on the file, and the
-/// allocator's share of each.
+/// Estimated additional cost of a file and its unit in bytes: entries in tables, the lock on the file, and the overhead
+/// of the allocator for each.
 const BESIDE_BYTES: usize = 1536;
 
 /// Memory of whole units between two uses. Touching new memory costs as much as the copy into it.
@@ -40,7 +40,7 @@ fn small_size(bytes: usize) -> Option<usize> {
 
 /// Most buffers that are kept.
 const SPARE_MAX: usize = 128;
-/// The buffers are at most one part in this many of what the cache may take.
+/// The kept buffers are at most one part in this many of the cache's size.
 const SPARE_PART: u64 = 32;
 
 impl Default for Spare {
@@ -50,7 +50,7 @@ impl Default for Spare {
 }
 
 impl Spare {
-    /// Sets what the cache may take.
+    /// Sets the most memory that the cache may use.
     pub(crate) fn set_limit(&self, limit_bytes: u64) {
         let most = (limit_bytes / SPARE_PART / UNIT).clamp(1, SPARE_MAX as u64) as usize;
         self.most.store(most, Relaxed);
@@ -80,11 +80,12 @@ impl Spare {
 
 /// Memory of a unit.
 enum Memory {
-    /// Its own memory, perhaps a part of a slab. While readers or write-back use it, it is read only, and a change goes
-    /// to a copy.
+    /// Separate memory, perhaps a part of a slab. While readers or write-back use it, it is read only, and a change is
+    /// made to a copy.
     Own(Arc<Buf>),
-    /// Part of what the server sent for several units; read only. It counts as the unit's own. If the clock hand leaves
-    /// such a unit in the cache, the unit gets memory of its own, so that one unit does not keep all of it.
+    /// Part of what the server sent for several units; read only. It counts as the unit's own memory. If the clock hand
+    /// leaves such a unit in the cache, the unit gets separate memory, so that one unit does not keep all of the
+    /// buffer.
     Part { whole: Arc<Buf>, start: usize },
 }
 
@@ -129,12 +130,12 @@ struct LastWrite {
     cold: bool,
 }
 
-/// What has happened to a unit since it was made.
+/// The history of a unit since it was made.
 #[derive(Clone, Copy, Default)]
 struct Past {
-    /// Eviction has passed it over once.
+    /// Eviction has passed over the unit once.
     survived: bool,
-    /// Bytes of it were written back.
+    /// Bytes of the unit were written back.
     sent: bool,
 }
 
@@ -144,7 +145,7 @@ pub(crate) struct Unit<F> {
     pub(crate) turn: u64,
     start: u64,
     memory: Memory,
-    /// The memory, of arbitrary content, that it gets as soon as it needs some.
+    /// The memory, of arbitrary content, that the unit gets as soon as it needs some.
     place: Option<Buf>,
     pub(crate) valid: RangeSet,
     pub(crate) dirty: RangeSet,
@@ -165,8 +166,8 @@ pub(crate) struct Unit<F> {
 const NEVER: u64 = u64::MAX;
 
 impl<F: CachedFile> Unit<F> {
-    /// What a file and its unit cost besides the unit's memory, in bytes: the structures themselves, and what goes with
-    /// them.
+    /// The cost of a file and its unit besides the unit's memory, in bytes: the structures themselves, and what belongs
+    /// to them.
     const BOOKS_BYTES: u64 = (size_of::<F>() + size_of::<Unit<F>>() + BESIDE_BYTES) as u64;
 
     pub(crate) fn new(file: Arc<F>, index: u64, turn: u64, place: Option<Buf>) -> Unit<F> {
@@ -200,9 +201,9 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Memory that the unit costs, in bytes. For a small file that includes what the allocator rounds up and what the
-    /// mount keeps for the file and the unit, which is as much as the bytes. For other units these are less than one
-    /// part in ten, and are left out.
+    /// Memory that the unit costs, in bytes. For a small file that includes the bytes that the allocator adds, and the
+    /// records that the mount keeps for the file and the unit, which take as much as the bytes. For other units these
+    /// are less than one part in ten, and are left out.
     pub(crate) fn cost(&self) -> u64 {
         match &self.memory {
             Memory::Own(buf) if buf.capacity() > 0 && buf.capacity() < UNIT as usize => {
@@ -236,13 +237,13 @@ impl<F: CachedFile> Unit<F> {
         self.cost() - before
     }
 
-    /// Passes the memory of a unit that is gone on to the next one.
+    /// Passes the memory of a removed unit on to the next unit.
     pub(crate) fn recycle(self, spare: &Spare) {
         self.memory.recycle(spare);
     }
 
-    /// Uses a part of `whole` as the unit's bytes, without a copy, if nothing is in the unit yet. Returns whether it
-    /// did.
+    /// Uses a part of `whole` as the unit's bytes, without a copy, if the unit contains nothing yet. Returns whether it
+    /// did so.
     pub(crate) fn adopt(&mut self, whole: &Arc<Buf>, start: usize, ahead: bool) -> bool {
         if !self.valid.is_empty() || self.capacity() > 0 {
             return false;
@@ -326,7 +327,7 @@ impl<F: CachedFile> Unit<F> {
         cold
     }
 
-    /// True if its memory is complete, its own, and used by no other unit.
+    /// Returns true if its memory is complete, its own, and used by no other unit.
     pub(crate) fn is_free(&mut self) -> bool {
         match &mut self.memory {
             Memory::Own(own) => own.len() == UNIT as usize && Arc::get_mut(own).is_some(),
@@ -334,7 +335,7 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Puts dirty bytes in, past the processor's caches if it is `cold`. The memory must have been grown before.
+    /// Puts dirty bytes in, past the processor's caches if it is `cold`. The memory must be large enough already.
     pub(crate) fn write(&mut self, part: ByteRange, bytes: &[u8], cold: bool) {
         let span = self.span(part);
         let to = &mut self.memory.own()[span];
@@ -380,7 +381,7 @@ impl<F: CachedFile> Unit<F> {
         self.note_use(part);
     }
 
-    /// Puts bytes in where none are valid, and returns how many. `ahead`: they were read ahead.
+    /// Puts bytes in where none are valid, and returns how many. `ahead`: the bytes were read ahead.
     pub(crate) fn fill(&mut self, part: ByteRange, bytes: &[u8], ahead: bool) -> u64 {
         let mut copied = 0;
         for gap in self.valid.gaps(part) {
@@ -396,7 +397,7 @@ impl<F: CachedFile> Unit<F> {
         copied
     }
 
-    /// Copies dirty bytes out for write-back. Bytes that are written from now on are dirty again.
+    /// Copies dirty bytes out for write-back. Bytes that are written from now on become dirty again.
     pub(crate) fn send(&mut self, part: ByteRange, into: &mut [u8]) {
         into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
         self.departs(part);
@@ -432,7 +433,7 @@ impl<F: CachedFile> Unit<F> {
         self.dirty.contains(self.range())
     }
 
-    /// Whether it must not be evicted.
+    /// Returns whether it must not be evicted.
     pub(crate) fn is_pinned(&self) -> bool {
         !self.dirty.is_empty() || !self.flight.is_empty()
     }
@@ -445,7 +446,7 @@ impl<F: CachedFile> Unit<F> {
         self.ahead.load(Relaxed) && self.ahead.swap(false, Relaxed)
     }
 
-    /// Whether its bytes were used more than once on average.
+    /// Returns whether its bytes were used more than once on average.
     pub(crate) fn was_reused(&self) -> bool {
         u64::from(self.moved.load(Relaxed)) > self.len()
     }

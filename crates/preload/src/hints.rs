@@ -9,7 +9,7 @@
 //! for `openat`), so these functions declare it; without O_CREAT its value is arbitrary and unused.
 
 use crate::real::{Real, absent, real};
-use amphi_attach::{forget, forget_from};
+use amphi_attach::{forget, forget_from, turn_off};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use libc::{FILE, mode_t};
@@ -48,6 +48,14 @@ fn forget_stream(stream: *mut FILE) {
     }
 }
 
+fn closes_range(first: c_uint, last: c_uint, flags: c_int) {
+    if flags as c_uint & libc::CLOSE_RANGE_UNSHARE != 0 {
+        // From now on a number may mean different files in different threads.
+        turn_off();
+    }
+    forget_from(first, last);
+}
+
 functions! {
     OPEN open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {} { forget } else absent();
     OPEN64 open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {} { forget } else absent();
@@ -63,8 +71,8 @@ functions! {
     CREAT64 creat64(path: *const c_char, mode: mode_t) -> c_int {} { forget } else absent();
     CLOSE close(fd: c_int) -> c_int { forget(fd) } { |_| {} } else absent();
     CLOSE_INNER __close(fd: c_int) -> c_int { forget(fd) } { |_| {} } else absent();
-    CLOSE_RANGE close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int { forget_from(first, last) } { |_| {} }
-        else absent();
+    CLOSE_RANGE close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int { closes_range(first, last, flags) }
+        { |_| {} } else absent();
     CLOSEFROM closefrom(first: c_int) -> () { forget_from(first.max(0) as c_uint, c_uint::MAX) } { |()| {} } else ();
     DUP dup(fd: c_int) -> c_int {} { forget } else absent();
     DUP2 dup2(fd: c_int, to: c_int) -> c_int { forget(to) } { forget } else absent();

@@ -9,10 +9,10 @@
 //! number. So the list of functions decides how fast a program is, not what it sees: calls that are not caught reach
 //! the mount through the kernel.
 //!
-//! Rules: the constructor makes no system call; no thread, no signal handler, no descriptor that stays, no allocation;
-//! `errno` is left alone unless the real call sets it. What belongs to the kernel (`fork`, `exec`, locks, `lseek`,
-//! `stat`, ...) is not touched. Before calls that use the size which the kernel has cached (`mmap`, ...), the library
-//! makes the kernel ask for the size.
+//! Rules: the constructor makes no system call; no thread that stays, no signal handler, no descriptor that stays, no
+//! allocation; `errno` is left alone unless the real call sets it. What belongs to the kernel (`fork`, `exec`, locks,
+//! `lseek`, `stat`, ...) is not touched. Before calls that use the size which the kernel has cached (`mmap`, ...), the
+//! library makes the kernel ask for the size.
 
 //!
 //! With the profile `preload` the library is built without the standard library, and needs nothing but libc. Other

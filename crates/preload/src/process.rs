@@ -2,6 +2,7 @@
 //! with descriptors of their own, system calls that are forbidden.
 
 use crate::real::{Real, absent, real};
+use crate::sizes;
 use amphi_attach::{turn_off, turn_posts_off};
 use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
@@ -54,8 +55,7 @@ unsafe extern "C" fn unshare(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_SECCOMP {
-        // Calls that the program does not make itself may end it.
-        turn_off();
+        filters_calls();
     }
     real!(
         PRCTL,
@@ -65,9 +65,10 @@ unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d:
     )
 }
 
-/// Called by `syscall` before it installs a filter of system calls.
-#[cfg(target_arch = "x86_64")]
+/// Called before a filter of system calls is installed. Behind it, calls that the program does not make itself may end
+/// it.
 extern "C" fn filters_calls() {
+    sizes::ask_for_the_last_time();
     turn_off();
 }
 

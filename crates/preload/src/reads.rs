@@ -4,7 +4,10 @@
 //! other programs' files cost as little as possible, and a thread that is cancelled there has no state of ours.
 
 use crate::real::{Real, absent, real};
-use amphi_attach::{Failure, Piece, is_known_foreign, is_off, read_at, read_next, real_read};
+use amphi_attach::{
+    Failure, IoWay, Piece, direct_at, direct_next, is_direct_on, is_known_foreign, is_off, may_go_direct, read_at,
+    read_next, real_read,
+};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, off64_t, size_t, ssize_t};
 
@@ -32,6 +35,16 @@ pub(crate) fn returned(result: Result<usize, Failure>) -> ssize_t {
     }
 }
 
+unsafe extern "C" {
+    fn pthread_testcancel();
+}
+
+/// Functions that read and write are points where a thread may be cancelled. Nothing of this library is under way here.
+pub(crate) fn cancellation_point() {
+    // SAFETY: no value of this library waits for its end on the stack.
+    unsafe { pthread_testcancel() };
+}
+
 #[inline]
 fn is_served(fd: c_int) -> bool {
     !is_known_foreign(fd) && !is_off()
@@ -39,7 +52,7 @@ fn is_served(fd: c_int) -> bool {
 
 /// The real `read`.
 #[inline]
-unsafe fn really_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+unsafe fn plain_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
     #[cold]
     unsafe fn by_call(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
         // SAFETY: the program vouches for its buffer.
@@ -47,6 +60,25 @@ unsafe fn really_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
     }
     // SAFETY: as above.
     real!(READ, fn(c_int, *mut c_void, size_t) -> ssize_t, (fd, into, len), else unsafe { by_call(fd, into, len) })
+}
+
+/// A large `read`, which goes direct or is the real one.
+#[inline(never)]
+unsafe extern "C" fn large_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+    cancellation_point();
+    // SAFETY: the program vouches for its buffer.
+    match unsafe { direct_next(fd, IoWay::Read, &[Piece { base: into, len }]) } {
+        Some(n) => n as ssize_t,
+        // SAFETY: as above.
+        None => unsafe { plain_read(fd, into, len) },
+    }
+}
+
+/// What is not served from or by shared memory.
+#[inline]
+unsafe fn really_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the program vouches for its buffer.
+    unsafe { if may_go_direct(len) { large_read(fd, into, len) } else { plain_read(fd, into, len) } }
 }
 
 #[inline(never)]
@@ -83,8 +115,27 @@ unsafe extern "C" fn __read_chk(fd: c_int, into: *mut c_void, len: size_t, room:
 
 /// The real `pread64`.
 #[inline]
-unsafe fn really_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+unsafe fn plain_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
     real!(PREAD, fn(c_int, *mut c_void, size_t, off64_t) -> ssize_t, (fd, into, len, offset), else absent() as ssize_t)
+}
+
+/// A large `pread`, which goes direct or is the real one.
+#[inline(never)]
+unsafe extern "C" fn large_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+    cancellation_point();
+    // SAFETY: the program vouches for its buffer.
+    match unsafe { direct_at(fd, IoWay::Read, &[Piece { base: into, len }], offset) } {
+        Some(n) => n as ssize_t,
+        // SAFETY: as above.
+        None => unsafe { plain_pread(fd, into, len, offset) },
+    }
+}
+
+/// What is not served from or by shared memory.
+#[inline]
+unsafe fn really_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+    // SAFETY: the program vouches for its buffer.
+    unsafe { if may_go_direct(len) { large_pread(fd, into, len, offset) } else { plain_pread(fd, into, len, offset) } }
 }
 
 #[inline(never)]
@@ -151,8 +202,27 @@ pub(crate) unsafe fn pieces<'a>(vector: *const iovec, count: c_int) -> Option<&'
 
 /// The real `readv`.
 #[inline]
-unsafe fn really_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+unsafe fn plain_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     real!(READV, fn(c_int, *const iovec, c_int) -> ssize_t, (fd, vector, count), else absent() as ssize_t)
+}
+
+/// A `readv` that goes direct or is the real one.
+#[inline(never)]
+unsafe extern "C" fn large_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    cancellation_point();
+    // SAFETY: the program vouches for its buffers.
+    match unsafe { pieces(vector, count).and_then(|pieces| direct_next(fd, IoWay::Read, pieces)) } {
+        Some(n) => n as ssize_t,
+        // SAFETY: as above.
+        None => unsafe { plain_readv(fd, vector, count) },
+    }
+}
+
+/// What is not served from or by shared memory.
+#[inline]
+unsafe fn really_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program vouches for its buffers.
+    unsafe { if is_direct_on() { large_readv(fd, vector, count) } else { plain_readv(fd, vector, count) } }
 }
 
 #[inline(never)]
@@ -173,13 +243,34 @@ unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssi
 
 /// The real `preadv64`.
 #[inline]
-unsafe fn really_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+unsafe fn plain_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
     real!(
         PREADV,
         fn(c_int, *const iovec, c_int, off64_t) -> ssize_t,
         (fd, vector, count, offset),
         else absent() as ssize_t
     )
+}
+
+/// A `preadv` that goes direct or is the real one.
+#[inline(never)]
+unsafe extern "C" fn large_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+    cancellation_point();
+    // SAFETY: the program vouches for its buffers.
+    match unsafe { pieces(vector, count).and_then(|pieces| direct_at(fd, IoWay::Read, pieces, offset)) } {
+        Some(n) => n as ssize_t,
+        // SAFETY: as above.
+        None => unsafe { plain_preadv(fd, vector, count, offset) },
+    }
+}
+
+/// What is not served from or by shared memory.
+#[inline]
+unsafe fn really_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+    // SAFETY: the program vouches for its buffers.
+    unsafe {
+        if is_direct_on() { large_preadv(fd, vector, count, offset) } else { plain_preadv(fd, vector, count, offset) }
+    }
 }
 
 #[inline(never)]
@@ -214,9 +305,9 @@ unsafe extern "C" fn preadv64v2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    if flags == 0 && offset >= 0 && is_served(fd) {
+    if flags == 0 && offset >= 0 && (is_served(fd) || is_direct_on()) {
         // SAFETY: the same function without flags.
-        return unsafe { served_preadv(fd, vector, count, offset) };
+        return unsafe { preadv64(fd, vector, count, offset) };
     }
     real!(
         PREADV2,

@@ -4,7 +4,10 @@
 
 use crate::real::Real;
 use crate::{hints, process, reads, sizes, writes};
-use amphi_attach::{counts, is_counting, set_counting, set_strict, turn_off, turn_posts_off, write_all};
+use amphi_attach::{
+    counts, direct_counts, is_counting, put, put_number, set_counting, set_strict, turn_direct_on, turn_off,
+    turn_posts_off, write_all,
+};
 use core::ffi::CStr;
 
 static OTHERS: &[&Real] = &[
@@ -40,21 +43,29 @@ static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
     OTHERS.iter().chain(hints::ALL).chain(hints::OTHERS).for_each(|real| real.find());
-    // SAFETY: the environment is whole, and no other thread runs yet.
-    let said = unsafe { libc::getenv(c"AMPHI_PRELOAD".as_ptr()) };
-    if said.is_null() {
-        return;
+    if let Some(folders) = variable(c"AMPHI_HYBRID") {
+        turn_direct_on(folders, variable(c"AMPHI_IO_MODE"));
     }
-    // SAFETY: a value of the environment is a C string.
-    for word in unsafe { CStr::from_ptr(said) }.to_bytes().split(|byte| *byte == b',') {
+    for word in variable(c"AMPHI_PRELOAD").unwrap_or_default().split(|byte| *byte == b',') {
         match word {
-            b"off" => turn_off(),
+            b"off" => {
+                turn_off();
+                sizes::be_silent();
+            }
             b"reads" => turn_posts_off(),
             b"strict" => set_strict(),
             b"report" => set_counting(),
             _ => {}
         }
     }
+}
+
+/// The value of a variable of the environment, in the constructor.
+fn variable(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: the environment is whole, no other thread runs yet, and a value is a C string.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: as above.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
 }
 
 extern "C" fn end() {
@@ -70,6 +81,16 @@ extern "C" fn end() {
         line.put(b"\n");
         line.flush();
     }
+    for (system, way, why, requests, bytes) in direct_counts() {
+        for word in ["amphi: ", system, " ", way, " ", why, ": "] {
+            line.put(word.as_bytes());
+        }
+        line.put_number(requests);
+        line.put(b", bytes ");
+        line.put_number(bytes);
+        line.put(b"\n");
+        line.flush();
+    }
 }
 
 /// A line of text for people, built without allocating memory.
@@ -80,23 +101,11 @@ struct Line {
 
 impl Line {
     fn put(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            if let Some(place) = self.text.get_mut(self.len) {
-                *place = *byte;
-                self.len += 1;
-            }
-        }
+        self.len = put(&mut self.text, self.len, bytes);
     }
 
     fn put_number(&mut self, number: u64) {
-        let mut divisor = 1;
-        while number / divisor >= 10 {
-            divisor *= 10;
-        }
-        while divisor > 0 {
-            self.put(&[b'0' + (number / divisor % 10) as u8]);
-            divisor /= 10;
-        }
+        self.len = put_number(&mut self.text, self.len, number);
     }
 
     fn flush(&mut self) {

@@ -2,12 +2,13 @@
 //!
 //! A posted write makes a file longer without the kernel. A mapping, `sendfile`, `splice` and `copy_file_range` end at
 //! the size that the kernel has cached, without a request. So the kernel is made to ask for the size first, which costs
-//! a request to the mount. Which process has posted does not matter.
+//! a request to the mount. Which process has posted does not matter, nor whether this one may still post.
 
 use crate::reads::returned;
 use crate::real::{Real, absent, real};
-use amphi_attach::{are_posts_off, ask_size, real_mmap};
+use amphi_attach::{ask_size, is_direct_on, note_mapping, real_mmap};
 use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{off64_t, size_t, ssize_t};
 
 pub(crate) static MMAP: Real = Real::new(c"mmap64");
@@ -15,8 +16,27 @@ pub(crate) static SENDFILE: Real = Real::new(c"sendfile64");
 pub(crate) static SPLICE: Real = Real::new(c"splice");
 pub(crate) static COPY_FILE_RANGE: Real = Real::new(c"copy_file_range");
 
+/// Descriptors whose sizes are asked for before the library becomes silent.
+const LAST_ASKED: c_int = 1023;
+
+/// The library makes no calls of its own any more.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// From now on the library makes no calls of its own.
+pub(crate) fn be_silent() {
+    IS_SILENT.store(true, Relaxed);
+}
+
+/// To be called before the program is restricted to some system calls: the kernel is made to ask for all sizes now.
+pub(crate) fn ask_for_the_last_time() {
+    if !IS_SILENT.load(Relaxed) {
+        (0..=LAST_ASKED).for_each(ask_size);
+        be_silent();
+    }
+}
+
 fn asks(fd: c_int) {
-    if fd >= 0 && !are_posts_off() {
+    if fd >= 0 && !IS_SILENT.load(Relaxed) {
         ask_size(fd);
     }
 }
@@ -37,6 +57,10 @@ unsafe extern "C" fn mmap64(
     }
     if flags & libc::MAP_ANONYMOUS == 0 {
         asks(fd);
+        // MAP_SHARED_VALIDATE contains this flag.
+        if flags & libc::MAP_SHARED != 0 && is_direct_on() && !IS_SILENT.load(Relaxed) {
+            note_mapping(fd);
+        }
     }
     let args = [at as usize, len, protection as usize, flags as usize, fd as usize, offset as usize];
     real!(

@@ -3,9 +3,9 @@
 //! Owns: the files, their rotation, their modes. Does not own: what is written (`amphi_server`).
 //!
 //! `audit.log` is written; when it is full it becomes `audit.log.1`, `audit.log.1` becomes `audit.log.2` and so on, and
-//! the last file is deleted. The server may have been stopped in the middle of a line, so the next line begins after an
-//! end of line even then. A line counts as written when the kernel has it; the kernel writes it to the disk later, so a
-//! loss of power may lose the last seconds.
+//! the last file is deleted. The server may have been stopped in the middle of a line, so in this case the next line is
+//! preceded by an end of line. A line counts as written when the kernel has it; the kernel writes it to the disk later,
+//! so a loss of power may lose the last seconds.
 
 use amphi_server::{AuditFull, AuditSink};
 use clap::ValueEnum;
@@ -29,7 +29,7 @@ const FILES: u32 = 4;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenFull {
-    /// The server goes on, and says so in its log.
+    /// The server continues, and reports this in its log.
     #[default]
     GoOn,
     /// Nobody new is let in, and no key is changed.
@@ -101,7 +101,7 @@ impl Files {
         }
         let result = self.append(format!("{line}\n").as_bytes());
         if result.is_err() {
-            // Opened anew for the next line, behind the written part of this one.
+            // The file is opened again for the next line, which follows the written part of this one.
             self.current = None;
         }
         result

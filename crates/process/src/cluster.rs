@@ -24,7 +24,7 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-/// Whether the process that holds a session, by its `host:pid`, ran on this host and has ended.
+/// Returns whether the process that holds a session, by its `host:pid`, ran on this host and has ended.
 fn holder_gone(name: &str) -> bool {
     let here = host_name();
     let pid = name.rsplit_once(':').filter(|(host, _)| *host == here).and_then(|(_, pid)| pid.parse().ok());
@@ -40,12 +40,13 @@ pub fn server_failure(e: ServerError) -> Failure {
     }
 }
 
-/// Whether an address means every address of the machine, so that it cannot be reported to others.
+/// Returns whether an address means all addresses of the machine, so that it cannot be advertised.
 fn is_unspecified(addr: &str) -> bool {
     matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified()))
 }
 
-/// Gives addresses the same meaning for others: Unix sockets by their whole path, no address that means all.
+/// Makes addresses valid for others: Unix sockets get their whole path, and addresses that mean all addresses are left
+/// out.
 pub fn settle_addresses(config: &mut ServerConfig) -> Outcome {
     for addr in config.listen.iter_mut().chain(&mut config.advertise).chain(&mut config.join) {
         if let Some(path) = addr.strip_prefix("unix:").filter(|p| !p.is_empty()) {
@@ -105,7 +106,7 @@ pub struct Around {
 }
 
 impl Around {
-    /// Runs `step` on a thread of its own, since the caller is the thread that serves.
+    /// Runs `step` on a separate thread, since the calling thread serves requests.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for other processes")]
     async fn aside<T: Send + 'static>(step: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (done, is_done) = oneshot::channel();
@@ -114,7 +115,7 @@ impl Around {
     }
 }
 
-/// Starts a server with a client in it. Returns when the server serves; `ended` is told when it has ended.
+/// Starts a server with a client in it. Returns when the server serves; `ended` gets a message when it has ended.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
 pub fn start_cluster(
     mut server: ServerConfig,

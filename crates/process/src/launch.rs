@@ -1,7 +1,8 @@
 //! Libraries that programs load in front of libc's or of MPI's functions, and launchers of MPI programs.
 //!
-//! Owns: the places of these libraries, their order in `LD_PRELOAD` beside others, which MPI library a launcher belongs
-//! to and by which options its ranks get them. Does not own: the libraries (`amphi_preload`, `amphi_mpiio`).
+//! Owns: the places of these libraries, their order in `LD_PRELOAD` among other libraries, and for each launcher the
+//! MPI library and the options by which its ranks get them. Does not own: the libraries (`amphi_preload`,
+//! `amphi_mpiio`).
 
 use amphi_host::failure::{Failure, Outcome};
 use clap::ValueEnum;
@@ -34,21 +35,45 @@ impl Mpi {
     }
 }
 
+/// The variable that names the folders of other file systems whose large requests may go direct.
+pub const HYBRID: &str = "AMPHI_HYBRID";
+
 /// Variables of our libraries that the ranks need, too.
-const VARIABLES: [&str; 4] = ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_STATS", "AMPHI_PRELOAD"];
+const VARIABLES: [&str; 6] =
+    ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_STATS", "AMPHI_PRELOAD", HYBRID, "AMPHI_IO_MODE"];
 
 /// The library that reads cached files without calls.
 const PRELOAD: &str = "libamphi_preload.so";
 
-/// Whether a program starts the ranks of an MPI program.
+/// Returns whether a program starts the ranks of an MPI program.
 pub fn is_launcher(program: &OsStr) -> bool {
     let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let known = ["mpirun", "mpiexec", "orterun", "prterun"];
     known.iter().any(|k| name == *k || name.strip_prefix(k).is_some_and(|rest| rest.starts_with('.')))
 }
 
-/// The options with which a launcher hands the shim and the cache's variables to the ranks.
-pub fn launcher_options(mpi: Mpi, preload: &OsStr) -> Vec<OsString> {
+/// The value of `AMPHI_HYBRID` for these folders: their real paths, since the library compares real paths.
+pub fn hybrid_folders(folders: &[PathBuf]) -> Outcome<OsString> {
+    let mut all: Vec<OsString> = Vec::new();
+    for folder in folders {
+        let refused = |why: String| {
+            Failure::refused(format!("--hybrid cannot use {}: {why}; name a directory that exists", folder.display()))
+        };
+        let real = folder.canonicalize().map_err(|e| refused(e.to_string()))?;
+        if !real.is_dir() {
+            return Err(refused("it is no directory".into()));
+        }
+        if real.as_os_str().as_bytes().contains(&b':') {
+            return Err(refused("its real path contains a colon, which separates folders".into()));
+        }
+        all.push(real.into_os_string());
+    }
+    Ok(all.join(OsStr::new(":")))
+}
+
+/// The options with which a launcher hands the shim and our variables to the ranks. `set`: a variable that is set for
+/// the launcher and not for this process.
+pub fn launcher_options(mpi: Mpi, preload: &OsStr, set: Option<&str>) -> Vec<OsString> {
     let mut assignment = OsString::from("LD_PRELOAD=");
     assignment.push(preload);
     if mpi == Mpi::Mpich {
@@ -56,13 +81,13 @@ pub fn launcher_options(mpi: Mpi, preload: &OsStr) -> Vec<OsString> {
         return ["-genv".into(), "LD_PRELOAD".into(), preload.to_owned()].into();
     }
     let mut options: Vec<OsString> = ["-x".into(), assignment].into();
-    for name in VARIABLES.iter().filter(|name| std::env::var_os(name).is_some()) {
+    for name in VARIABLES.iter().filter(|name| set == Some(**name) || std::env::var_os(name).is_some()) {
         options.extend(["-x".into(), OsString::from(name)]);
     }
     options
 }
 
-/// The library that a launcher belongs to, as it says.
+/// The MPI library of a launcher, from the launcher's own output.
 pub fn ask(launcher: &OsStr) -> Outcome<Mpi> {
     let output = Command::new(launcher)
         .arg("--version")
@@ -121,7 +146,7 @@ pub fn find_preload() -> Outcome<PathBuf> {
     })
 }
 
-/// The value of `LD_PRELOAD` with `first` before and `last` after the present libraries; each library once.
+/// The value of `LD_PRELOAD` with `first` before and `last` after the present libraries; each library occurs once.
 pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&Path>) -> OsString {
     let there = there.map(OsStr::as_bytes).unwrap_or_default();
     let others = there.split(|b| matches!(b, b':' | b' ')).map(OsStr::from_bytes);
@@ -148,16 +173,37 @@ mod tests {
         assert_eq!(list(Some(shim), "a.so::/l/shim.so"), "/l/shim.so:a.so:/l/own.so");
     }
 
-    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers.
-    /// Method: the options themselves.
+    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers. Method:
+    /// the options themselves are compared.
     #[test]
     fn launchers_get_the_shim_as_an_option() {
         for name in ["mpirun", "/usr/bin/mpirun.openmpi", "mpiexec.hydra", "orterun"] {
             assert!(is_launcher(OsStr::new(name)), "{name}");
         }
         assert!(!is_launcher(OsStr::new("mpirunner")) && !is_launcher(OsStr::new("./app")));
-        assert_eq!(launcher_options(Mpi::Mpich, OsStr::new("/a.so")), ["-genv", "LD_PRELOAD", "/a.so"]);
-        assert_eq!(launcher_options(Mpi::Openmpi, OsStr::new("/a.so"))[..2], ["-x", "LD_PRELOAD=/a.so"]);
+        assert_eq!(launcher_options(Mpi::Mpich, OsStr::new("/a.so"), None), ["-genv", "LD_PRELOAD", "/a.so"]);
+        let options = launcher_options(Mpi::Openmpi, OsStr::new("/a.so"), Some(HYBRID));
+        assert_eq!(options[..2], ["-x", "LD_PRELOAD=/a.so"]);
+        assert!(options[2..].windows(2).any(|pair| pair == ["-x", HYBRID]), "{options:?}");
+    }
+
+    /// Goal: folders are named by their real paths, and what the library could not find is refused. Method: a folder
+    /// behind a link, a file, nothing, a name with a colon.
+    #[test]
+    fn folders_of_other_file_systems() {
+        let place = tempfile::tempdir().expect("folder");
+        let real = place.path().canonicalize().expect("real");
+        std::fs::create_dir(place.path().join("a")).expect("made");
+        std::os::unix::fs::symlink("a", place.path().join("link")).expect("linked");
+        std::fs::write(place.path().join("file"), "").expect("written");
+        std::fs::create_dir(place.path().join("b:c")).expect("made");
+        let named = [place.path().join("link"), place.path().to_path_buf()];
+        let expected = format!("{}:{}", real.join("a").display(), real.display());
+        assert_eq!(hybrid_folders(&named).expect("folders"), OsString::from(expected));
+        for name in ["file", "none", "b:c"] {
+            let error = hybrid_folders(&[place.path().join(name)]).expect_err(name);
+            assert!(error.code == 2 && error.text.contains(name), "{error}");
+        }
     }
 
     /// Goal: an absent shim is refused with the folder and the command that builds it. Method: an empty folder.

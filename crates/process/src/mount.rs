@@ -20,10 +20,10 @@ use std::time::Duration;
 /// call to the next.
 pub const FUSE_SPIN_US: u64 = 100;
 
-/// The mount of this process, which goes when it ends at once.
+/// The mount of this process, which is removed when the process ends at once.
 static MOUNTED: Mutex<Vec<amphi_fuse::Unmounter>> = Mutex::new(Vec::new());
 
-/// How long taking a mount away may take when the process ends at once.
+/// How long the removal of a mount may take when the process ends at once.
 const DETACH: Duration = Duration::from_secs(2);
 
 /// Options of a FUSE mount.
@@ -37,13 +37,13 @@ pub struct MountOptions {
     pub spin: Duration,
     /// Other users may use the mount.
     pub allow_other: bool,
-    /// Others than this process may change the files: set-user-id programs are honoured only on request.
+    /// Other clients may change the files, so set-user-id programs take effect only on request.
     pub shared: bool,
-    /// What else it allows.
+    /// The words of further options.
     pub words: MountWords,
 }
 
-/// Takes the mounts of this process away, without waiting for their users, who get errors; waits a short time for it.
+/// Removes the mounts of this process without waiting for their users, who get errors; waits a short time for that.
 #[expect(clippy::disallowed_methods, reason = "the thread that takes mounts away")]
 pub fn detach_all() {
     let mounted = std::mem::take(&mut *MOUNTED.lock().unwrap_or_else(PoisonError::into_inner));
@@ -57,7 +57,7 @@ pub fn detach_all() {
     }
 }
 
-/// Mounts `client`. `ended` is told when the mount ends, also by `umount`.
+/// Mounts `client`. `ended` gets a message when the mount ends, also by `umount`.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the end of the mount")]
 pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) -> Outcome<Arc<Session>> {
     if let Err(e) = amphi_env::real::keep_populated(client.memory_ahead()) {
@@ -116,7 +116,7 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
         return refused("is not a directory".into());
     }
     let path = std::fs::canonicalize(dir).unwrap_or_default();
-    // A dead one that the kernel still answers for is cleared by mounting as well.
+    // A dead mount for which the kernel still answers is cleared by mounting again.
     if control::mounts().contains(&path) && !amphi_fuse::is_dead(&path) {
         return refused("is busy: an AmphiFS is mounted there already".into());
     }
@@ -152,7 +152,7 @@ fn settled(path: &Path) -> std::io::Result<PathBuf> {
     Ok(whole)
 }
 
-/// Refuses a mount point that would hide the data folder, or lie in it.
+/// Refuses a mount point that would hide the data folder, or that lies in it.
 pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
     let (Ok(data), Ok(mount)) = (settled(data), settled(mount)) else { return Ok(()) };
     if mount.starts_with(&data) {
@@ -171,8 +171,8 @@ pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
     Ok(())
 }
 
-/// Ends a mount and its server. If a worker has panicked, no thread may be left that answers: the mount is detached,
-/// and nothing is waited for.
+/// Ends a mount and its server. If a worker has panicked, perhaps no thread is left that answers: the mount is
+/// detached, and nothing is waited for.
 ///
 /// Errors: the panic, or as `unmount` and `Running::stop`; the mount is removed even then.
 pub fn end(session: &Session, running: Running) -> Outcome {
@@ -191,7 +191,8 @@ fn unmount(session: &Session, client: &Client) -> Outcome {
     let unmounter = session.unmounter();
     let mut told = Ok(());
     if unmounter.unmount().is_err() {
-        let synced = client.sync_all(&amphi_client::Ctx::root()).wait(None);
+        unmounter.end_posts();
+        let synced = client.store_all().wait(None);
         told = synced.map_err(|e| Failure::broken(format!("not all that was written could be made stable: {e}")));
         tracing::warn!(
             "{} is in use; programs that have files open there get errors from now on",

@@ -1,6 +1,7 @@
 //! Options of a mount as mount(8) names them.
 //!
-//! Owns: the words, and which of two opposites counts. Does not own: what they do (`amphi_fuse`, `amphi_client`).
+//! Owns: the words, and which of two opposites counts. Does not own: the effects of the words (`amphi_fuse`,
+//! `amphi_client`).
 
 use clap::ValueEnum;
 
@@ -10,19 +11,19 @@ use clap::ValueEnum;
 pub enum MountWord {
     /// Nothing is changed through this mount, access times included
     Ro,
-    /// It is, the default
+    /// Writes are permitted, the default
     Rw,
     /// Programs run without their setuid and setgid bits and capabilities
     NoSuid,
-    /// They have them, the default of root
+    /// Set-user-id programs take effect, the default for root
     Suid,
     /// No program is executed
     NoExec,
-    /// They are, the default
+    /// Programs can be executed, the default
     Exec,
     /// Device files cannot be opened, the default
     NoDev,
-    /// They can; root alone may say so
+    /// Devices can be opened; only root may choose this
     Dev,
     /// Only permission bits count for this mount's kernel; the servers still check access control lists
     NoAcl,
@@ -30,12 +31,12 @@ pub enum MountWord {
     Acl,
     /// Reads do not renew access times (client.atime=none)
     NoAtime,
-    /// They do if older than the last change or a day, the default
+    /// They renew them if these are older than the last change or a day old, the default
     RelAtime,
     /// Other mounts see writes of this one at its next fsync, close or release of a file lock at the latest
     #[value(name = "consistency=commit")]
     Commit,
-    /// They see them when the writes have returned, but of files that ask for commit; the default
+    /// They see them when the writes have returned, except for files that are set to commit consistency; the default
     #[value(name = "consistency=posix")]
     Posix,
 }
@@ -45,7 +46,7 @@ pub enum MountWord {
 pub struct MountWords(pub Vec<MountWord>);
 
 impl MountWords {
-    /// Whether `yes` was said last of the two; `None` if neither was.
+    /// The last of the two words in the list; `None` if it has neither.
     pub fn said(&self, yes: MountWord, no: MountWord) -> Option<bool> {
         self.0.iter().rev().find(|w| [yes, no].contains(w)).map(|w| *w == yes)
     }

@@ -1,8 +1,8 @@
 //! The key that a first server makes for itself.
 //!
 //! A server that listens on TCP and is given no key makes one, since every user of a machine reaches its loopback
-//! addresses. It lies in the data folder, readable for its user alone, and is written when the server is up: a start
-//! that fails leaves nothing behind.
+//! addresses. It lies in the data folder, only its user can read it, and it is written when the server is up, so a
+//! start that fails leaves nothing behind.
 
 use amphi_env::addr::Addr;
 use amphi_host::cluster_key::read_file;
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 
 /// Name of the key in a data folder that its server made.
 pub const OWN_KEY: &str = amphi_server::OWN_KEY;
-/// Random bytes of a key that is made; written as twice as many hexadecimal digits.
+/// Random bytes of a key that is made; the file has them as twice as many hexadecimal digits.
 const MADE_BYTES: usize = 32;
 
-/// The key of a server that was given none.
+/// The key of a server that was given no key.
 #[derive(Clone, Debug)]
 pub struct OwnKey {
     /// The present or future contents of the file.
@@ -47,7 +47,7 @@ impl OwnKey {
         Ok(OwnKey { bytes, path, is_new: true })
     }
 
-    /// Writes it if it is new, and says where it is.
+    /// Writes the key if it is new, and prints where it is.
     pub fn keep(&self) -> Outcome {
         if self.is_new {
             self.write().during(|| format!("write {}", self.path.display()))?;
@@ -66,14 +66,14 @@ impl OwnKey {
             Err(e) => Err(e.into()),
         };
         if written.is_err() {
-            // A part of a key is none.
+            // A part of a key is not a valid key.
             let _ = std::fs::remove_file(&self.path);
         }
         written
     }
 }
 
-/// Whether a server with these settings is reached over TCP.
+/// Returns whether a server with these settings is reached over TCP.
 fn is_on_tcp(config: &ServerConfig) -> bool {
     config.listen.iter().any(|addr| matches!(Addr::parse(addr), Ok(Addr::Tcp(..))))
 }
@@ -98,7 +98,7 @@ pub fn of_server(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKe
     }
     let own = OwnKey::of(data)?;
     config.key = Some(own.bytes.clone());
-    // A user for whom the kernel vouches on a Unix socket needs none.
+    // A user for whom the kernel vouches on a Unix socket needs no key.
     config.unix_without_key = true;
     Ok(Some(own))
 }

@@ -33,21 +33,21 @@ pub struct Options<'a> {
     pub step: &'a dyn Fn(&'static str) -> Result<()>,
 }
 
-/// What was published.
+/// The result of a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
     /// The name.
     pub dir: PathBuf,
-    /// Files of the tree; 0 if it had been published before.
+    /// Number of files in the tree; 0 if it had been published before.
     pub files: usize,
     /// The bytes of these files.
     pub bytes: u64,
-    /// It had been published before, and the remaining work is done now.
+    /// The tree had been published before, and only the remaining work is done now.
     pub before: bool,
 }
 
 /// Begins a publication at `dir` by `ranks` processes. Returns the path of the tree to write into: an empty directory
-/// with owner and mode of the present one. It is stable on return.
+/// with owner and mode of the present one. The tree is stable on return.
 ///
 /// Errors: `dir` is no directory, its folder is missing or may not be written.
 pub fn begin(dir: &Path, ranks: u32) -> Result<PathBuf> {
@@ -61,7 +61,7 @@ pub fn begin(dir: &Path, ranks: u32) -> Result<PathBuf> {
     let publication = Publication { place, id };
     make(&publication.folder(), 0o755)?;
     let (tree, before) = (publication.tree(), fs::metadata(&dir).ok());
-    // Like the folder that it replaces: the same users may write here.
+    // The tree has the permissions of the folder that it replaces: the same users may write here.
     let mode = before.as_ref().map_or(0o755, |meta| meta.permissions().mode() & 0o7777);
     make(&tree, mode)?;
     if let Some(meta) = before {
@@ -203,7 +203,7 @@ fn all_ready(publication: &Publication, wait: Duration) -> Result<Vec<Ready>> {
     }
 }
 
-/// Whether the files that ranks have named are as they left them.
+/// Returns whether the files that ranks have named are unchanged.
 fn unchanged(said: &[Ready], all: &tree::Listing, tree: &Path) -> Result<()> {
     if said.iter().all(|ready| ready.files.is_empty()) {
         return Ok(());
@@ -223,7 +223,7 @@ fn unchanged(said: &[Ready], all: &tree::Listing, tree: &Path) -> Result<()> {
     Err(Error::refused(format!("{}: {text}; let the ranks say again that they are ready", show(tree))))
 }
 
-/// Ends a publication without publishing: its tree is removed. One that has its name already is not aborted.
+/// Ends a publication without publishing: its tree is removed. A publication that already has its name is not aborted.
 pub fn abort(tree: &Path) -> Result<()> {
     let publication = Publication::of_tree(tree)?;
     begun(&publication)?;
@@ -233,7 +233,7 @@ pub fn abort(tree: &Path) -> Result<()> {
         let text = "is published already; `rollback` gives the name back to the tree before";
         return Err(Error::refused(format!("{}: {text}", show(&publication.place.dir()))));
     }
-    // From here on no commit begins.
+    // From here on no commit can begin.
     let begun = publication.folder().join("begun");
     fs::remove_file(&begun).during("remove", &begun)?;
     tree::remove(&publication.folder())

@@ -1,4 +1,4 @@
-//! Earlier generations: putting them away, going back to them, listing and removing them.
+//! Earlier generations: adding, restoring, listing and removing them.
 
 use crate::error::{During, Error, Result, show};
 use crate::place::{Place, Publication, id_of, sync_dir};
@@ -21,13 +21,13 @@ pub struct Generation {
 /// A publication that was begun and is not committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// Its tree.
+    /// The tree of the generation.
     pub tree: PathBuf,
     /// Ranks; 0 if that is not known any more.
     pub ranks: u32,
     /// How many of them are ready.
     pub ready: u32,
-    /// Since when nothing has changed in its folder.
+    /// Since when nothing has changed in its folder and anywhere in its tree.
     pub idle: Duration,
 }
 
@@ -48,9 +48,8 @@ pub fn list(dir: &Path) -> Result<Listed> {
         let folder = publication.folder();
         let ranks = record::read::<Begun>(&folder.join("begun"))?.map_or(0, |begun| begun.ranks);
         let ready = (0..ranks).filter(|rank| folder.join(ready_name(*rank)).exists()).count() as u32;
-        let changed = [&folder, &publication.tree()].map(|path| fs::metadata(path).and_then(|m| m.modified()).ok());
-        let changed = changed.into_iter().flatten().max().unwrap_or(SystemTime::UNIX_EPOCH);
-        let idle = SystemTime::now().duration_since(changed).unwrap_or_default();
+        let now = SystemTime::now();
+        let idle = now.duration_since(tree::changed(&folder, now)?).unwrap_or_default();
         open.push(Open { tree: publication.tree(), ranks, ready, idle });
     }
     Ok(Listed { open, generations: generations(&place)? })
@@ -144,8 +143,14 @@ pub fn rollback(dir: &Path, number: Option<u64>) -> Result<Generation> {
     Ok(to)
 }
 
-/// Removes publications in whose folder nothing has changed for `idle`; returns their trees.
+/// Removes publications in which nothing has changed for `idle`, neither in their folder nor anywhere in their tree;
+/// returns their trees.
 pub fn clean(dir: &Path, idle: Duration) -> Result<Vec<PathBuf>> {
+    clean_at(dir, idle, SystemTime::now())
+}
+
+/// The same at a given time.
+pub(crate) fn clean_at(dir: &Path, idle: Duration, now: SystemTime) -> Result<Vec<PathBuf>> {
     let place = Place::of(&std::path::absolute(dir).during("find", dir)?)?;
     if !place.work().is_dir() {
         return Ok(Vec::new());
@@ -153,9 +158,12 @@ pub fn clean(dir: &Path, idle: Duration) -> Result<Vec<PathBuf>> {
     let _lock = place.lock()?;
     settle(&place)?;
     let mut removed = Vec::new();
-    for open in list(dir)?.open.into_iter().filter(|open| open.idle >= idle) {
-        tree::remove(open.tree.parent().unwrap_or(&open.tree))?;
-        removed.push(open.tree);
+    let latest = now.checked_sub(idle).unwrap_or(SystemTime::UNIX_EPOCH);
+    for publication in place.publications()? {
+        if tree::changed(&publication.folder(), latest)? <= latest {
+            tree::remove(&publication.folder())?;
+            removed.push(publication.tree());
+        }
     }
     Ok(removed)
 }

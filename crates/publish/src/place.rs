@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 const TREE: &str = "tree";
 /// Earlier generations.
 const OLD: &str = "old";
-/// The extended attribute with the ID of the publication that a tree was.
+/// The extended attribute with the ID of the publication that made a tree.
 const ID: &str = "user.publish.id";
 /// Longest ID, bytes.
 const ID_MAX: usize = 64;
@@ -54,7 +54,7 @@ impl Place {
         }
     }
 
-    /// The name itself.
+    /// The published name itself.
     pub(crate) fn dir(&self) -> PathBuf {
         self.parent.join(&self.name)
     }
@@ -134,13 +134,13 @@ impl Publication {
         self.folder().join(TREE)
     }
 
-    /// True if it is the tree that the name shows.
+    /// Returns true if it is the tree that the name shows.
     pub(crate) fn is_published(&self) -> Result<bool> {
         Ok(id_of(&self.place.dir())?.as_deref() == Some(self.id.as_bytes()))
     }
 }
 
-/// Which publication a tree was; `None` if it was none, or is not there.
+/// The publication that made a tree; `None` if none did, or if the tree does not exist.
 pub(crate) fn id_of(dir: &Path) -> Result<Option<Vec<u8>>> {
     let mut value = [0; ID_MAX];
     match rustix::fs::getxattr(dir, ID, &mut value) {
@@ -150,7 +150,7 @@ pub(crate) fn id_of(dir: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Says which publication a tree is.
+/// Marks a tree with its publication.
 pub(crate) fn mark(tree: &Path, id: &str) -> Result<()> {
     rustix::fs::setxattr(tree, ID, id.as_bytes(), XattrFlags::empty()).during("set its attribute user.publish.id", tree)
 }

@@ -1,6 +1,6 @@
 //! The record of a publication: the number of ranks, and the files that each has finished.
 //!
-//! A record is written under another name, synced, and renamed, so it is there whole or not at all.
+//! A record is written under another name, synced, and renamed, so it is complete or absent.
 
 use crate::error::{During, Error, Result, show};
 use crate::place::{Publication, sync_dir};
@@ -18,10 +18,10 @@ pub(crate) struct Begun {
     pub(crate) at_s: u64,
 }
 
-/// A file as its rank left it.
+/// A file in the state in which its rank left it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finished {
-    /// Within the tree; bytes that are no UTF-8 are escaped by `tree::relative`.
+    /// The path within the tree; bytes that are no UTF-8 are escaped by `tree::relative`.
     pub(crate) path: String,
     pub(crate) bytes: u64,
     pub(crate) mtime_ns: i128,

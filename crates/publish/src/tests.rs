@@ -4,7 +4,7 @@ use super::*;
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 fn options<'a>(step: &'a dyn Fn(&'static str) -> Result<(), Error>) -> Options<'a> {
     Options { keep: 2, wait: Duration::ZERO, progress: &|_, _| (), step }
@@ -43,8 +43,8 @@ fn written(dir: &Path, text: &str) -> PathBuf {
 }
 
 /// Goal: wherever a commit is interrupted, the name leads to the complete old tree or the complete new one; the same
-/// commit continues, also after another commit; nothing temporary remains. Method: a commit that is ended before each
-/// of its steps, the first time, with something there, and with another publication in between.
+/// commit continues, also after another commit; nothing temporary remains. Method: a commit is ended before each of its
+/// steps: with nothing at the name, with a tree there, and with another publication in between.
 #[test]
 fn a_commit_is_interrupted_anywhere() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -136,7 +136,7 @@ fn ranks() {
     assert!(again.before && again.files == 0);
 }
 
-/// Goal: ranks that are late are waited for. Method: one that is ready after a while.
+/// Goal: a commit waits for ranks that are late. Method: one that is ready after a while.
 #[test]
 fn waits_for_ranks() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -179,6 +179,32 @@ fn generations_come_back() {
     abort(&aborted).expect("abort");
     assert!(!aborted.exists() && abort(&aborted).is_err() && plain(&aborted).is_err());
     assert_eq!(content(&dir).as_deref(), Some("1"));
+}
+
+/// Goal: a tree in which ranks still write, at any depth, is not taken for abandoned, and one in which nothing changes
+/// is. Method: times of change are those of now, so the clock of the call is set forward; the time of modification of
+/// one deep file as if it had just been written; folder and root as old as programs can make them.
+#[test]
+fn a_tree_that_is_written_is_not_idle() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path().join("it");
+    let tree = written(&dir, "x");
+    let now = SystemTime::now();
+    let (hour, deep) = (Duration::from_secs(3600), tree.join("a/b/three"));
+    let set = |path: &Path, at: SystemTime| {
+        fs::File::open(path).and_then(|file| file.set_modified(at)).expect("set its time");
+    };
+    for old in [&tree, &tree.join("a"), &tree.join("a/b"), &deep, tree.parent().expect("a folder")] {
+        set(old, now - 10 * hour);
+    }
+    // All were made just now, whatever times they were given.
+    assert!(clean(&dir, hour).expect("clean").is_empty());
+    assert!(list(&dir).expect("list").open[0].idle < hour);
+    set(&deep, now + 2 * hour);
+    assert!(generations::clean_at(&dir, hour, now + 2 * hour).expect("clean").is_empty());
+    assert!(tree.exists());
+    set(&deep, now - hour);
+    assert_eq!(generations::clean_at(&dir, hour, now + 2 * hour).expect("clean"), [tree]);
 }
 
 /// Goal: paths that are no publication, and names that cannot be published, are refused. Method: such paths; a file in

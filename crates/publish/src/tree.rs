@@ -9,18 +9,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 
 /// Files that are synced at the same time.
 const THREADS: usize = 8;
 
-/// Files and directories below a path, itself too; directories before what is in them. Symbolic links are not followed.
+/// Files and directories below a path and the path itself; directories come before their contents. Symbolic links are
+/// not followed.
 #[derive(Default)]
 pub(crate) struct Listing {
     pub(crate) files: Vec<PathBuf>,
     pub(crate) dirs: Vec<PathBuf>,
 }
 
-/// Lists a tree, or a file alone.
+/// Lists a tree, or a single file.
 pub(crate) fn list(path: &Path) -> Result<Listing> {
     let mut all = Listing::default();
     let kind = fs::symlink_metadata(path).during("look at", path)?.file_type();
@@ -84,7 +86,7 @@ pub(crate) fn relative(path: &Path, tree: &Path) -> Result<String> {
     Ok(bytes.iter().map(|b| if plain(b) { char::from(*b).to_string() } else { format!("%{b:02X}") }).collect())
 }
 
-/// A file as it is now.
+/// The present state of a file.
 pub(crate) fn finished(path: &Path, tree: &Path) -> Result<Finished> {
     let meta = fs::symlink_metadata(path).during("look at", path)?;
     Ok(Finished { path: relative(path, tree)?, bytes: meta.len(), mtime_ns: mtime_ns(&meta) })
@@ -92,6 +94,43 @@ pub(crate) fn finished(path: &Path, tree: &Path) -> Result<Finished> {
 
 fn mtime_ns(meta: &Metadata) -> i128 {
     i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec())
+}
+
+/// When a tree last changed: the latest time of modification or change of anything in it, itself included. The walk
+/// ends at the first entry that changed later than `enough`. An entry that goes while it is looked at changes now.
+pub(crate) fn changed(tree: &Path, enough: SystemTime) -> Result<SystemTime> {
+    let (mut latest, mut stack) = (SystemTime::UNIX_EPOCH, vec![tree.to_path_buf()]);
+    while let Some(path) = stack.pop() {
+        let meta = match fs::symlink_metadata(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(SystemTime::now()),
+            meta => meta.during("look at", &path)?,
+        };
+        latest = latest.max(change_of(&meta));
+        if latest > enough {
+            return Ok(latest);
+        }
+        if !meta.is_dir() {
+            continue;
+        }
+        match fs::read_dir(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(SystemTime::now()),
+            entries => {
+                for entry in entries.during("list", &path)? {
+                    stack.push(entry.during("list", &path)?.path());
+                }
+            }
+        }
+    }
+    Ok(latest)
+}
+
+/// The later one of the times of modification, which programs set, and of change, which they do not.
+fn change_of(meta: &Metadata) -> SystemTime {
+    let at = |seconds: i64, ns: i64| {
+        let since = Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(ns).unwrap_or(0));
+        SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH)
+    };
+    at(meta.mtime(), meta.mtime_nsec()).max(at(meta.ctime(), meta.ctime_nsec()))
 }
 
 /// Removes a tree. One that is not there is removed.

@@ -1,10 +1,10 @@
-//! `Ledger`: the limits of all accounts, and which target has which share of them.
+//! `Ledger`: the limits of all accounts, and which share of each limit every target has.
 //!
 //! Owns: the decision how much a target gets. Does not own: the messages, the items in which limits last (the server).
 //!
-//! The limits are durable, the shares are not: after a restart the ledger knows no shares, so it collects from all
-//! targets before it gives any. Its messages are numbered. Numbers of a later start are larger, because they begin with
-//! the count of starts.
+//! The limits are durable, the shares are not: after a restart the ledger has no record of shares, so it collects from
+//! all targets before it gives out any. Its messages are numbered. Numbers of a later start are larger, because they
+//! begin with the count of starts.
 
 use crate::shares::Share;
 use amphi_types::{Account, Amount, Limits, TargetId};
@@ -25,8 +25,8 @@ pub enum Answer {
         /// Whether the account gets no more, because nothing is left.
         refused: bool,
     },
-    /// First the other targets have to return what they do not use: the caller calls `collected` for each, then `ask`
-    /// again.
+    /// Before that, the other targets have to return the parts that they do not use: the caller calls `collected` for
+    /// each, and then `ask` again.
     Collect {
         /// Number of the call.
         number: u64,
@@ -43,12 +43,12 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Whether the soft limit counts like a hard one at this time.
+    /// Returns whether the soft limit counts like a hard one at this time.
     fn is_due(&self, now_s: u64) -> bool {
         self.over_since_s != 0 && now_s.saturating_sub(self.over_since_s) >= self.limits.grace_s
     }
 
-    /// How much the account may use at this time.
+    /// Returns how much the account may use at this time.
     pub fn most(&self, now_s: u64) -> Amount {
         let limit = |amount: Amount| amount.each(amount, |n, _| if n == 0 { u64::MAX } else { n });
         let hard = limit(self.limits.hard);
@@ -56,7 +56,7 @@ impl Standing {
     }
 }
 
-/// A change of an account by time alone.
+/// A change of an account that only the passing of time causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The new stored state of the account.
@@ -100,7 +100,7 @@ impl Ledger {
         self.number = self.number.max(starts << 40);
     }
 
-    /// Whether any account is limited.
+    /// Returns whether any account is limited.
     pub fn is_on(&self) -> bool {
         !self.accounts.is_empty()
     }
@@ -115,8 +115,19 @@ impl Ledger {
         self.accounts.iter().map(|(account, entry)| (*account, entry.standing))
     }
 
+    /// The number of a message to all targets that limits have changed. It is larger than those of all answers of
+    /// before.
+    pub fn changed(&mut self) -> u64 {
+        self.next_number()
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
     /// Sets or replaces the stored state of an account; without limits it is removed. All targets have to drop what
-    /// they have recorded of it.
+    /// they have recorded of it (`changed`).
     pub fn set(&mut self, account: Account, standing: Standing) {
         if standing.limits.is_none() {
             self.accounts.remove(&account);
@@ -145,11 +156,11 @@ impl Ledger {
         (is_told || entry.standing != before).then_some(Turn { standing: entry.standing, is_told })
     }
 
-    /// A target on which the account uses `used`, including what requests under way hold, needs `wanted` more.
-    /// `collected`: the other targets have just returned what they do not use. `targets`: the number of targets.
+    /// A target on which the account uses `used`, including what requests under way reserve, needs `wanted` more.
+    /// `collected`: the other targets have just returned the unused parts of their shares. `targets`: the number of
+    /// targets.
     pub fn ask(&mut self, account: Account, target: TargetId, need: Need, now_s: u64) -> Answer {
-        self.number += 1;
-        let number = self.number;
+        let number = self.next_number();
         let Need { used, wanted, collected, ahead, targets } = need;
         let Some(entry) = self.accounts.get_mut(&account) else {
             return Answer::Is { number, share: Share::Unlimited, refused: false };
@@ -165,17 +176,18 @@ impl Ledger {
             return Answer::Collect { number };
         }
         entry.is_known |= collected;
-        // The target may have used up its share by now. If it does not get all that it needs, it gets all that is left;
-        // but a share that no request waits for is not taken from what other targets may need.
+        // By now the target may have used up its share. If it does not get all that it needs, it gets all that is left;
+        // but a share for which no request waits is not taken from the amount that other targets may need.
         let has = entry.shares.get(&target).map_or(used, |given| given.share);
         let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
         let share = if refused && ahead { has.min(free) } else { needs.plus(extra).max(has).min(free) };
-        // Until the target has got this answer it may use what it has, so a smaller share counts when it is collected.
+        // Until the target has got this answer it may use its previous share, so a smaller share counts only when it is
+        // collected.
         entry.shares.insert(target, Given { share: share.max(used).max(has), number });
         Answer::Is { number, share: Share::UpTo(share), refused }
     }
 
-    /// A target has answered the call of this number: it has returned what the account does not use there, and uses
+    /// A target has answered the call of this number: it has returned the unused part of the account's share, and uses
     /// `used`. The answer is ignored if the target has been given more since.
     pub fn collected(&mut self, account: Account, target: TargetId, number: u64, used: Amount) {
         if let Some(entry) = self.accounts.get_mut(&account) {
@@ -194,10 +206,10 @@ pub struct Need {
     pub used: Amount,
     /// How much more the target needs.
     pub wanted: Amount,
-    /// The other targets have just returned what they do not use.
+    /// The other targets have just returned the unused parts of their shares.
     pub collected: bool,
     /// No request waits for it yet: it is refused without collecting.
     pub ahead: bool,
-    /// How many targets there are.
+    /// Number of targets.
     pub targets: u64,
 }

@@ -6,7 +6,8 @@
 //!
 //! A limit holds for the whole cluster, but each target alone decides whether a write fits. So the ledger at target 0
 //! deals the limit out in *shares*: a target may use up its share without a message. When it needs more, it asks the
-//! ledger. When the ledger has nothing left, it collects what other targets have and do not use, before it refuses.
+//! ledger. When the ledger has nothing left, it collects the unused parts of the shares of other targets, before it
+//! refuses.
 //!
 //! Invariants, which the model in `tests` checks under any order of messages:
 //!

@@ -1,20 +1,20 @@
 //! `Shares`: how much of limits one target may use up without asking.
 //!
-//! Owns: the shares that the ledger has given to this target, and how much of them requests under way hold. Does not
-//! own: what accounts use on this target (the caller passes it), the messages.
+//! Owns: the shares that the ledger has given to this target, and the parts of them that requests under way hold. Does
+//! not own: what accounts use on this target (the caller passes it), the messages.
 //!
 //! While no account of the cluster is limited, nothing is looked up (`is_on`). Otherwise a target learns of an account
 //! when it is first charged: whether it is limited at all, and its share.
 //!
-//! The answers of the ledger to several questions may overtake each other. Each has a number, and older ones than the
-//! last are ignored.
+//! The messages of the ledger may overtake each other. Each has a number, and older ones than the last are ignored. The
+//! message that limits have changed is one of them, so that an answer of before the change does not undo it.
 
 use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// For how long the answer that nothing is left is reused, ns: all targets are asked once in that time, however often a
-/// program tries.
+/// For how long the answer that nothing is left is reused, ns: in that time the ledger collects from all targets once,
+/// however often a program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
 /// The answer of the ledger.
@@ -22,26 +22,26 @@ const REFUSED_NS: u64 = 5_000_000;
 pub enum Share {
     /// The account is not limited.
     Unlimited,
-    /// The account may use this much here.
+    /// The account may use this much on this target.
     UpTo(Amount),
 }
 
 /// Whether a request finds room within the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It does.
+    /// The request fits.
     Yes,
     /// The ledger has to be asked about this account.
     Ask(Account),
-    /// The account had used up its limit a moment ago. A request that has not asked since it began waits and asks,
-    /// because files may have been removed.
+    /// The account had used up its limit a moment ago. A request that has not asked the ledger since it began waits and
+    /// asks, because files may have been removed.
     No(Account),
 }
 
-/// One account.
+/// The record of a target about one account.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// The number of the answer that said so.
+    /// The number of the answer or call that set this.
     number: u64,
     share: Option<Share>,
     /// The amount that requests under way may add.
@@ -57,24 +57,26 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Whether any account of the cluster is limited.
+    /// Returns whether any account of the cluster is limited.
     pub fn is_on(&self) -> bool {
         self.on
     }
 
-    /// From now on some accounts have limits, or none has.
+    /// Sets whether any accounts have limits from now on.
     pub fn set_on(&mut self, on: bool) {
         self.on = on;
     }
 
-    /// The stored state of an account, or of all, may be outdated.
-    pub fn forget(&mut self, account: Option<Account>) {
-        let outdated = self.accounts.iter_mut().filter(|(of, _)| account.is_none_or(|account| account == **of));
-        outdated.for_each(|(_, held)| (held.share, held.refused_until_ns) = (None, 0));
-        self.accounts.retain(|_, held| held.share.is_some() || !held.held.is_none() || held.number > 0);
+    /// The stored state of an account, or of all, is outdated, and so are answers with a smaller number than this one,
+    /// which are still on their way. Newer ones stay.
+    pub fn forget(&mut self, account: Option<Account>, number: u64) {
+        let of_account = self.accounts.iter_mut().filter(|(of, _)| account.is_none_or(|account| account == **of));
+        for (_, held) in of_account.filter(|(_, held)| held.number < number) {
+            (held.number, held.share, held.refused_until_ns) = (number, None, 0);
+        }
     }
 
-    /// Whether the owner may use `wanted` more. `used` returns what an account uses on this target.
+    /// Returns whether the owner may use `wanted` more. `used` returns what an account uses on this target.
     pub fn admit(&self, owner: Owner, wanted: Amount, now_ns: u64, used: impl Fn(Account) -> Amount) -> Admission {
         if !self.on || wanted.is_none() {
             return Admission::Yes;
@@ -107,7 +109,7 @@ impl Shares {
         }
     }
 
-    /// Called when the request has ended, or what it adds is counted from now on.
+    /// Called when the request has ended, or when the amount that it adds is counted from now on.
     pub fn release(&mut self, owner: Owner, amount: Amount) {
         for account in owner.accounts() {
             if let Some(held) = self.accounts.get_mut(&account) {
@@ -138,9 +140,10 @@ impl Shares {
         }
     }
 
-    /// The ledger takes the unused part of the account's share on this target: the share becomes what the account uses.
-    /// Returns that, including what requests under way hold. A call that is older than the last answer or call takes
-    /// nothing, and the present share is returned: it may be more than what is used, if files were removed since.
+    /// The ledger takes the unused part of the account's share on this target: the share becomes equal to the use of
+    /// the account. Returns that, including what requests under way hold. A call that is older than the last answer or
+    /// call takes nothing, and the present share is returned: it may be greater than the use, if files were removed
+    /// since.
     pub fn give_back(&mut self, account: Account, number: u64, used: Amount) -> Amount {
         let held = self.accounts.entry(account).or_default();
         let kept = used.plus(held.held);

@@ -1,6 +1,6 @@
 //! `Usage`: how much each account uses, counted as it changes.
 //!
-//! Owns: the counts. Does not own: of what they are (blocks in `data`, inodes in `meta`).
+//! Owns: the counts. Does not own: what is counted (blocks in `data`, inodes in `meta`).
 //!
 //! Owners are numbered, so that an object remembers its owner in four bytes and a change costs three additions without
 //! a search. Bound: the owners that have been seen since the start.
@@ -15,7 +15,7 @@ pub struct OwnerIndex(pub u32);
 impl OwnerIndex {
     /// An owner that is not known.
     pub const NOBODY: OwnerIndex = OwnerIndex(0);
-    /// One past the largest number.
+    /// The number after the largest one.
     pub const END: u32 = 1 << 31;
 }
 
@@ -91,7 +91,7 @@ impl Usage {
     }
 }
 
-/// Two that count the same are equal, however they have numbered the owners.
+/// Two values that count the same usage are equal, even if they have numbered the owners differently.
 impl PartialEq for Usage {
     fn eq(&self, other: &Usage) -> bool {
         self.all().eq(other.all())

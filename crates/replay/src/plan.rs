@@ -34,17 +34,17 @@ pub(crate) struct Node {
     /// The node exists before the replay, under this path, with this many bytes.
     pub(crate) before: Option<Vec<u8>>,
     pub(crate) size: u64,
-    /// Ranges that are read before anybody writes them, or at all.
+    /// Ranges that are read, either before anybody writes them or at any time.
     pub(crate) reads: Vec<(u64, u64)>,
-    /// Some of it may never have been written.
+    /// Some of the bytes may never have been written.
     pub(crate) holes: bool,
-    /// Bytes were copied into it, which are those of another place.
+    /// Bytes were copied into the file, so they are those of another place.
     pub(crate) copied: bool,
-    /// Where it lies at this moment of the plan.
+    /// The path of the node at this moment of the plan.
     place: Option<Place>,
 }
 
-/// What a step does. Paths are below the directory of the replay.
+/// The action of a step. Paths are below the directory of the replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Look {
@@ -150,7 +150,7 @@ pub(crate) struct Step {
     pub(crate) after: Vec<(usize, usize)>,
 }
 
-/// Calls that are not made again, by what they do.
+/// Calls that are not repeated, by operation.
 pub type Skipped = BTreeMap<Op, u64>;
 
 /// The steps of a replay.
@@ -161,7 +161,7 @@ pub struct Plan {
     pub(crate) slots: usize,
     /// When the first call began.
     pub(crate) start_ns: u64,
-    /// From the first call to the last answer, nanoseconds.
+    /// Time from the first call to the last answer, nanoseconds.
     pub span_ns: u64,
     /// Calls that are not made again: locks, attributes, device controls, calls that failed.
     pub skipped: Skipped,
@@ -173,19 +173,19 @@ impl Plan {
         self.threads.iter().flatten().filter(|step| step.act != Act::Nothing).count()
     }
 
-    /// Threads that make them.
+    /// Number of threads that make the calls.
     pub fn threads(&self) -> usize {
         self.threads.len()
     }
 
-    /// Bytes that have to be made before.
+    /// Bytes that have to exist before.
     pub fn bytes_before(&self) -> u64 {
         let before = self.nodes.iter().filter(|node| node.before.is_some());
         let bytes = |node: &Node| joined(&node.reads, node.size).iter().map(|(from, to)| to - from).sum::<u64>();
         before.map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that steps write, each time they do.
+    /// Bytes that steps write, counted as often as they write them.
     pub fn bytes_written(&self) -> u64 {
         let steps = self.threads.iter().flatten();
         let writes =
@@ -264,7 +264,7 @@ impl Planner {
         Some(if dir.is_empty() { name.to_vec() } else { [&dir[..], b"/", name].concat() })
     }
 
-    /// A node is there before, at this place.
+    /// A node exists before the replay, at this path.
     fn before(&mut self, kind: NodeKind, place: Place, size: Option<u64>) -> NodeId {
         let node = self.add(kind, Some(place.clone()));
         self.names.insert(place, node);
@@ -289,7 +289,7 @@ impl Planner {
         self.node(ino, NodeKind::Dir, None)
     }
 
-    /// The node that a name shows; a name that was never seen exists before the replay.
+    /// The node to which a name leads; a name that was never seen exists before the replay.
     fn named(&mut self, dir: NodeId, name: &[u8], kind: NodeKind) -> NodeId {
         match self.names.get(&(dir, name.into())) {
             Some(node) => *node,
@@ -323,7 +323,7 @@ impl Planner {
         *self.plan.skipped.entry(op).or_default() += 1;
     }
 
-    /// Adds a step to a thread, which waits for what `order` has found for it.
+    /// Adds a step to a thread; it waits for the steps that `order` has found for it.
     fn step(&mut self, thread: usize, call: &Call, act: Act) -> (usize, usize) {
         let at = (thread, self.plan.threads[thread].len());
         let after = self.order.take(thread, at.1 == 0);
@@ -404,8 +404,8 @@ impl Planner {
         [Some(slot), source].into_iter().flatten().for_each(|slot| self.order.used_slot(slot, at));
     }
 
-    /// The open file that a copy reads from, of which a trace has only the inode: one that can be read, of the thread
-    /// that copies and not closed if there is such a one.
+    /// The open file from which a copy reads. A trace has only its inode, so this is an open file for reading; if
+    /// possible one that the copying thread opened and that is not closed.
     fn source(&self, thread: usize, call: &Call) -> Option<(u64, NodeId, Slot)> {
         let node = *self.inodes.get(&call.other)?;
         let of_it = self.open.iter().filter(|(_, open)| open.node == node && open.reads);
@@ -413,7 +413,7 @@ impl Planner {
         Some((*handle, node, open.slot))
     }
 
-    /// The step that is planned uses an open file, which is therefore not closed by the closes before it.
+    /// The step that is planned uses an open file, so the closes before it have not closed that file.
     fn uses_open(&mut self, handle: u64, slot: Slot) {
         self.order.uses_slot(slot);
         if let Some(open) = self.open.get_mut(&handle) {
@@ -529,7 +529,7 @@ impl Planner {
             Some(open) => open.node,
             None => match self.inodes.get(&call.ino) {
                 Some(node) => *node,
-                // The trace does not tell what the inode is.
+                // The trace does not contain the kind of the inode.
                 None => return self.skip(call.op),
             },
         };
@@ -655,7 +655,7 @@ pub(crate) fn joined(reads: &[(u64, u64)], size: u64) -> Vec<(u64, u64)> {
     joined
 }
 
-/// Whether a name is none of an entry that can be made.
+/// Returns whether a name is none of an entry that can be made.
 fn leads_away(name: &[u8]) -> bool {
     name.len() > NAME_MAX || matches!(name, b"." | b"..") || name.iter().any(|b| matches!(b, 0 | b'/'))
 }

@@ -27,18 +27,18 @@ const NOTES_MAX: usize = 10;
 /// How a replay goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Share of the time between the calls of a thread that is waited: 0 none, 1 all of it.
+    /// Share of the time between the calls of a thread that the replay waits: 0 none, 1 all of it.
     pub think: f64,
 }
 
-/// Calls of a kind, as they were recorded and as they went here.
+/// Calls of one kind, with their times in the recording and in this replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// Calls that were made.
     pub calls: u64,
     /// Time that they took when they were recorded, nanoseconds.
     pub recorded_ns: u64,
-    /// Time that they took here.
+    /// Time that they took in this replay.
     pub ns: u64,
 }
 
@@ -47,12 +47,11 @@ pub struct Times {
 pub struct Report {
     /// The time of the calls of each kind.
     pub times: BTreeMap<Op, Times>,
-    /// From the first call to the last answer here, nanoseconds.
+    /// Time from the first call to the last answer in this replay, nanoseconds.
     pub took_ns: u64,
     /// The same when it was recorded.
     pub recorded_ns: u64,
-    /// How much later than when it was recorded the latest call began, by the time since the first; 0 without think
-    /// time.
+    /// The largest delay of a call compared with the recording, measured from the first call; 0 without think time.
     pub latest_ns: u64,
     /// Time that calls waited for those of other threads that they follow.
     pub order_ns: u64,
@@ -62,15 +61,15 @@ pub struct Report {
     pub written: u64,
     /// Calls that failed here and had not.
     pub failed: u64,
-    /// Reads with other bytes than were written there.
+    /// Reads that returned other bytes than were written there.
     pub wrong: u64,
     /// Reads that returned fewer or more bytes than when they were recorded.
     pub short: u64,
     /// Files that were opened without `O_DIRECT`, which this file system does not have.
     pub not_direct: u64,
-    /// The first of what went wrong.
+    /// The first of the errors.
     pub notes: Vec<String>,
-    /// Calls that are not made again.
+    /// Calls that are not repeated.
     pub skipped: Skipped,
 }
 
@@ -119,8 +118,8 @@ fn open_dir(dir: &Path) -> Result<OwnedFd, String> {
         .map_err(|e| format!("{}: {e}", dir.display()))
 }
 
-/// Makes in the empty directory `dir` what the plan needs before its first call: files of their sizes, with bytes where
-/// they are read. What was made is on stable storage on return.
+/// Makes in the empty directory `dir` the files that the plan needs before its first call: files of their sizes, with
+/// bytes where they are read. Everything that was made is on stable storage on return.
 ///
 /// Errors: what cannot be made, and why; too little space.
 pub fn make(plan: &Plan, dir: &Path) -> Result<(), String> {
@@ -138,7 +137,7 @@ pub fn make(plan: &Plan, dir: &Path) -> Result<(), String> {
     }
     let mut before: Vec<_> =
         plan.nodes.iter().enumerate().filter_map(|(n, node)| Some((node.before.as_ref()?, n, node))).collect();
-    // Directories before what lies in them.
+    // Directories come before their contents.
     before.sort_by_key(|(path, ..)| path.iter().filter(|b| **b == b'/').count());
     for kind in [NodeKind::Dir, NodeKind::File] {
         for (path, n, node) in before.iter().filter(|(path, _, node)| node.kind == kind && !path.is_empty()) {
@@ -214,7 +213,7 @@ impl Progress {
     }
 }
 
-/// What the threads of a replay share.
+/// State that the threads of a replay share.
 struct Shared {
     plan: Arc<Plan>,
     root: OwnedFd,
@@ -225,8 +224,8 @@ struct Shared {
     zero_ns: u64,
 }
 
-/// Makes the calls of a plan in `dir`, where [`make`] has made what they need. Files stay open until the end if they
-/// were not closed in the trace.
+/// Makes the calls of a plan in `dir`, where [`make`] has made the files that they need. Files stay open until the end
+/// if they were not closed in the trace.
 ///
 /// Errors: the directory cannot be opened, or there are too many threads. Calls that fail are in the report.
 pub fn replay(plan: Arc<Plan>, dir: &Path, options: Options) -> Result<Report, String> {
@@ -242,7 +241,7 @@ pub fn replay(plan: Arc<Plan>, dir: &Path, options: Options) -> Result<Report, S
         progress: (0..threads).map(|_| Progress::default()).collect(),
         slots: (0..slots).map(|_| RwLock::default()).collect(),
         options,
-        // Threads are there by then.
+        // By then the threads exist.
         zero_ns: now_ns() + 1_000_000 + threads as u64 * 50_000,
     });
     let mut report = Report { recorded_ns, skipped, ..Report::default() };
@@ -256,7 +255,7 @@ pub fn replay(plan: Arc<Plan>, dir: &Path, options: Options) -> Result<Report, S
         match spawn(thread) {
             Ok(handle) => running.push(handle),
             Err(e) => {
-                // The running threads would wait for the steps of this one.
+                // Otherwise the running threads would wait for the steps of this one.
                 (0..shared.plan.threads[thread].len()).for_each(|_| shared.progress[thread].goes_on());
                 report.failed += 1;
                 report.note(|| format!("thread {thread} cannot be started: {e}"));
@@ -287,7 +286,7 @@ impl Memory {
     }
 }
 
-/// One thread.
+/// One thread of the replay.
 struct Thread<'a> {
     shared: &'a Shared,
     number: usize,
@@ -502,7 +501,7 @@ fn again(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno>
     }
 }
 
-/// What a step does, for people.
+/// The action of a step, as text.
 fn said(act: &Act) -> String {
     match act {
         Act::Read { node, offset, len, .. } => format!("read of {len} bytes at {offset} of file {node}"),

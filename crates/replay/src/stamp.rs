@@ -12,7 +12,7 @@ fn word(file: u64, at: u64) -> [u8; 8] {
     (z ^ (z >> 31)).to_le_bytes()
 }
 
-/// Calls `each` with the pieces of `bytes`, which lie at `offset`, and what they should be.
+/// Calls `each` with the pieces of `bytes`, which lie at `offset`, and with their expected content.
 fn pieces(file: u64, offset: u64, len: usize, mut each: impl FnMut(std::ops::Range<usize>, &[u8])) {
     let mut done = 0;
     while done < len {
@@ -29,7 +29,8 @@ pub(crate) fn fill(file: u64, offset: u64, bytes: &mut [u8]) {
     pieces(file, offset, bytes.len(), |at, stamp| bytes[at].copy_from_slice(stamp));
 }
 
-/// The place of the first byte that is not what was written there. With `holes`, zeros count as never written.
+/// The place of the first byte that differs from the byte that was written there. With `holes`, zeros count as bytes
+/// that were never written.
 pub(crate) fn first_wrong(file: u64, offset: u64, bytes: &[u8], holes: bool) -> Option<u64> {
     let mut wrong = None;
     pieces(file, offset, bytes.len(), |at, stamp| {
@@ -46,7 +47,8 @@ pub(crate) fn first_wrong(file: u64, offset: u64, bytes: &[u8], holes: bool) -> 
 mod tests {
     use super::*;
 
-    /// Goal: bytes depend on file and place alone, and a wrong one is found. Method: pieces at odd places; one bit.
+    /// Goal: bytes depend only on file and place, and a wrong byte is found. Method: pieces at odd places, in which one
+    /// bit is changed.
     #[test]
     fn bytes_are_of_their_place() {
         let mut whole = vec![0; 4096];

@@ -1,9 +1,9 @@
 //! Wakes a receiver that sleeps, and costs a sender nothing for one that does not.
 //!
-//! Invariant: no wake-up is lost. A receiver announces its sleep, then looks at the ring again; a sender pushes a
-//! message, then looks whether the receiver sleeps. Both have a sequentially consistent fence between the two actions,
-//! so at least one of them sees the other. `loom` tries every interleaving of it and every value that the memory model
-//! lets a load return (`cargo test -p amphi-sched --features loom bell`).
+//! Invariant: no wake-up is lost. A receiver announces its sleep and then checks the ring again; a sender pushes a
+//! message and then checks whether the receiver sleeps. Both have a sequentially consistent fence between the two
+//! actions, so at least one of them sees the other. `loom` tries every interleaving of it and every value that the
+//! memory model lets a load return (`cargo test -p amphi-sched --features loom bell`).
 
 #[cfg(not(feature = "loom"))]
 use futures_util::task::AtomicWaker;
@@ -15,7 +15,7 @@ use loom::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::task::{Context, Poll};
 
-/// Wakes one receiver. On cache lines of its own, because senders read it for each message.
+/// Wakes one receiver. The bell has cache lines of its own, because senders read it for each message.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Bell {
@@ -32,7 +32,7 @@ impl Bell {
         }
     }
 
-    /// The result of `look`, or a sleep that the next `ring` ends. One task waits.
+    /// The result of `look`, or a sleep that the next `ring` ends. Only one task may wait.
     pub(crate) fn wait<T>(&self, cx: &mut Context<'_>, mut look: impl FnMut() -> Option<T>) -> Poll<T> {
         #[cfg(feature = "loom")]
         self.waker.register(cx.waker().clone());
@@ -57,7 +57,8 @@ mod tests {
     use loom::sync::atomic::AtomicUsize;
     use std::task::{Wake, Waker};
 
-    /// Whether the receiver was woken. Not one of loom's atomics: it is looked at when all senders have ended.
+    /// Whether the receiver was woken. This is not one of loom's atomics, because it is read when all senders have
+    /// ended.
     #[derive(Default)]
     struct Woken(std::sync::atomic::AtomicBool);
 
@@ -108,8 +109,8 @@ mod tests {
         }
     }
 
-    /// Goal: the test above can fail. Method: a receiver that announces its sleep after its last look at the ring, as a
-    /// planted mistake.
+    /// Goal: the test above can fail. Method: as a planted mistake, a receiver announces its sleep after its last check
+    /// of the ring.
     #[test]
     #[should_panic(expected = "it sleeps, and messages wait")]
     fn a_late_announcement_is_found() {

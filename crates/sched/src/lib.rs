@@ -1,4 +1,4 @@
-//! Workers: one thread each, and the rings between them.
+//! Workers: one thread for each, and the rings between them.
 //!
 //! Owns: the mesh of single-producer single-consumer rings (`mesh`) and the threads (`workers`). Does not own:
 //! what a worker does, or credits, which keep the rings from filling.

@@ -18,10 +18,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Messages that a receiver takes in one go before it lets other tasks of its worker run.
+/// Messages that a receiver takes at once before it lets other tasks of its worker run.
 const BURST_MAX: u32 = 64;
 
-/// Which of the two rings of a pair.
+/// A name for one of the two rings of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
     /// Flushes, cancels, callbacks: received first, so that messages which free resources never wait behind those which
@@ -62,7 +62,7 @@ impl<M> fmt::Display for SendError<M> {
 
 impl<M: fmt::Debug> std::error::Error for SendError<M> {}
 
-/// One worker's ends of all rings; sent to its thread, then split there.
+/// One worker's ends of all rings; it is sent to the worker's thread and split there.
 pub struct Port<M> {
     id: usize,
     tx: Vec<[Producer<M>; 2]>,
@@ -123,15 +123,15 @@ impl<M: Send> MeshTx<M> {
         self.bells.len()
     }
 
-    /// Sends to worker `to` without waiting. The caller holds a credit, so a full ring is asserted against in
-    /// debug builds; the message comes back if it could not be sent.
+    /// Sends to worker `to` without waiting. The caller holds a credit, so a full ring is asserted against in debug
+    /// builds; the message is returned if it could not be sent.
     pub fn send(&self, to: usize, lane: Lane, message: M) -> Result<(), SendError<M>> {
         let result = self.try_send(to, lane, message);
         debug_assert!(!matches!(result, Err(SendError::Full(_))), "worker {} overdrew its credits at {to}", self.id);
         result
     }
 
-    /// As `send`, for callers without credits.
+    /// Works as `send`, for callers without credits.
     pub fn try_send(&self, to: usize, lane: Lane, message: M) -> Result<(), SendError<M>> {
         {
             let mut rings = self.rings.borrow_mut();
@@ -153,7 +153,7 @@ pub struct MeshRx<M> {
     id: usize,
     rings: Vec<[Consumer<M>; 2]>,
     bells: Arc<[Bell]>,
-    /// Where the next scan starts, so that no sender starves another.
+    /// The ring at which the next scan begins, so that no sender starves another.
     next: usize,
     burst: u32,
 }
@@ -169,7 +169,7 @@ impl<M: Send> MeshRx<M> {
         take(&mut self.rings, &mut self.next)
     }
 
-    /// The next message and its sender. Dropping the future loses none.
+    /// The next message and its sender. Dropping the future loses no message.
     pub async fn recv(&mut self) -> (usize, Lane, M) {
         poll_fn(|cx| self.poll_recv(cx)).await
     }

@@ -84,8 +84,8 @@ where
 }
 
 impl<T> Workers<T> {
-    /// Waits for all and returns their results in order. A panic of any is passed on as soon as it happens; the
-    /// others then run on.
+    /// Waits for all and returns their results in order. A panic of any worker is passed on as soon as it happens; the
+    /// other workers then continue to run.
     pub fn join(self) -> Vec<T> {
         let mut results: Vec<Option<T>> = self.threads.iter().map(|_| None).collect();
         for _ in 0..results.len() {
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Goal: a panic reaches the joiner although another worker never ends. Method: one of each.
+    /// Goal: a panic reaches the joiner although another worker never ends. Method: one worker of each kind.
     #[test]
     fn panics_propagate() {
         let workers = spawn_workers(vec![(), ()], WorkerConfig::default(), |env, i, ()| async move {

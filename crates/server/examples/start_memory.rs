@@ -1,9 +1,9 @@
 //! Memory of the start of a target: its peak, and what remains in use.
 //!
 //! `start_memory make ZONE FILES` makes a zone with this many files of 3,901 bytes in directories of 1,000.
-//! `start_memory stream|map ZONE` loads it. With `stream` the items are given to the stores one by one, as a server
-//! does it. With `map` they are also kept in a map, as it was before. Both are printed in bytes for each file, in
-//! addition to the memory that the process had before, with the processor time.
+//! `start_memory stream|map ZONE` loads it. With `stream` the items are given to the stores one by one, as in a server.
+//! With `map` they are also kept in a map, as in an earlier version. Both commands print the memory for each file, in
+//! bytes, in addition to what the process had before, and the processor time.
 
 use amphi_data::{DataStore, Fresh};
 use amphi_env::RealEnv;

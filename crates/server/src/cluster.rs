@@ -1,4 +1,5 @@
-//! The cluster: which servers belong to it, which servers and clients are admitted, and which server decides that.
+//! The cluster: which servers belong to it, which servers and clients are admitted, and which server decides about
+//! both.
 //!
 //! Owns: what the master and its followers do, the lease under which a follower serves, connections between servers,
 //! tunables of the whole cluster, the registry of keys, admission and end of client sessions, unresponsive clients, and

@@ -1,4 +1,4 @@
-//! Coherence: which mount may cache what of a target, in the form in which requests of the target use it.
+//! Coherence: what each mount may cache of a target, in the form in which requests of the target use it.
 //!
 //! Owns: the lock server of a target as tasks use it, tokens of names and attributes, glimpses of unwritten sizes,
 //! locks of applications, pages that a mount could not drop in time, and short queries to mounts. Does not own: the

@@ -35,10 +35,10 @@ pub type IsRotating = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// Reads a small text file such as `/proc/meminfo`; `None` if it cannot be read.
 pub type ReadFile = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Memory of a target for what it reads, if the machine's memory is not known, bytes.
+/// The memory of a target for its read cache if the size of the machine's memory is not known, in bytes.
 const READ_CACHE_BYTES: u64 = 16 << 20;
-/// The share of the memory, as 1 part in this many, for the read cache if no size is configured. A server has four
-/// targets by default.
+/// If no size is configured, the read cache gets one part in this many of the memory. A server has four targets by
+/// default.
 const READ_CACHE_SHARE: u64 = 256;
 /// The read cache has at most this many bytes if no size is configured.
 const READ_CACHE_MAX_BYTES: u64 = 1 << 30;
@@ -83,7 +83,7 @@ pub enum NewZones {
 /// answered.
 pub type ZoneFailed = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Takes one line of the audit log, without its end. Returns whether the system that keeps the log has it.
+/// Takes one line of the audit log, without its end. Returns whether the log has stored the line.
 pub type AuditSink = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The behaviour while the audit log cannot be written.
@@ -101,7 +101,7 @@ pub enum AuditFull {
 pub struct ServerConfig {
     /// Folder with the zones.
     pub data_dir: String,
-    /// Whether zones are made in the folder if it has none.
+    /// Whether to make zones in the folder if it has none.
     pub new_zones: NewZones,
     /// Number of targets, for the first start. A later start uses the zones that it finds, and refuses to start if this
     /// number differs.
@@ -138,8 +138,8 @@ pub struct ServerConfig {
     pub socket_mode: u32,
     /// The user who runs the server. He and root may send every request, even without a key.
     pub owner_uid: u32,
-    /// Most workers, at least 1. There is at most one for each target. The server's targets are spread over them in
-    /// turn.
+    /// Most workers, at least 1. There is at most one worker for each target. The server's targets are assigned to them
+    /// in turn.
     pub workers: u16,
     /// Whether the number of workers was set explicitly. In that case a message is logged if there are fewer targets.
     pub workers_wanted: bool,
@@ -153,18 +153,22 @@ pub struct ServerConfig {
     pub session_grace: Duration,
     /// How long a client may take to answer a lock callback without progress.
     pub callback_deadline: Duration,
-    /// Free bytes of a target for each mount from which on large writes may return before they have landed: where the
-    /// tunable begins.
+    /// Initial value of the tunable: free bytes of a target, for each mount, from which on large writes may return
+    /// before they have landed.
     pub roomy_bytes: u64,
     /// How long a worker polls after its last work: the initial value of the tunable. The threads set it by themselves.
     pub worker_spin: Duration,
+    /// Memory of each target for inodes, bytes. `None`: as much as the read cache may have (`server.read_cache_bytes`),
+    /// and at least 16 MiB. With 0, which is for tests, no inode that may leave memory stays longer than a request.
+    pub inodes_bytes: Option<usize>,
     /// Names or patterns of tunables, and the values that they begin with.
     pub tunables: Vec<(String, String)>,
     /// Returns whether a session's process is known to have ended, so that the session need not be kept.
     pub holder_gone: HolderGone,
     /// The machine on which the server runs.
     pub machine: Machine,
-    /// The behaviour when a zone fails. By default nothing: its target answers EIO until the server is started again.
+    /// The behaviour when a zone fails. By default it does nothing: the target answers EIO until the server is started
+    /// again.
     pub zone_failed: ZoneFailed,
 }
 
@@ -206,6 +210,7 @@ impl ServerConfig {
             callback_deadline: Duration::from_secs(30),
             roomy_bytes: 128 << 20,
             worker_spin: Duration::ZERO,
+            inodes_bytes: None,
             tunables: Vec::new(),
             holder_gone: Arc::new(|_| false),
             machine: Machine::default(),
@@ -256,7 +261,7 @@ impl ServerConfig {
         Ok(())
     }
 
-    /// The key that this server and its peers prove to each other.
+    /// The key of which this server and its peers prove the possession to each other.
     pub fn cluster_key(&self) -> Result<Option<ClusterKey>, ServerError> {
         Ok(self.auth()?.key)
     }
@@ -330,7 +335,7 @@ pub fn zone_index(name: &str) -> Option<u16> {
     (zone_name(index) == name).then_some(index)
 }
 
-/// The configuration as the tasks of a worker share it.
+/// The configuration, shared by the tasks of a worker.
 pub type SharedConfig = Rc<ServerConfig>;
 
 #[cfg(test)]

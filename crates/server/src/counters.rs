@@ -82,7 +82,7 @@ impl Sizes {
     }
 }
 
-/// Distributions of a worker's requests for file data, as `brw_stats` of Lustre has them.
+/// Distributions of a worker's requests for file data, like those of `brw_stats` in Lustre.
 #[derive(Default)]
 pub struct Histograms {
     /// Distributions of reads.
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     /// Goal: values are counted in the bucket whose bound is the next power of two, and a reset empties all buckets.
-    /// Method: by hand.
+    /// Method: some values whose buckets are known.
     #[test]
     fn powers_of_two() {
         let counters = Counters::default();

@@ -1,4 +1,4 @@
-//! Incoming messages of a worker, requests of clients and messages of other workers, and which code gets them.
+//! Incoming messages of a worker, from clients and from other workers, and the code that handles them.
 //!
 //! Owns: which operation a message begins. Does not own: the operations (`ops`, `tx`), the way between workers
 //! (`worker`), answers to other targets (`target_requests`).
@@ -14,7 +14,7 @@ use amphi_types::{Errno, SessionId};
 use amphi_wire::{Answer, Call, Request, RequestId};
 use std::rc::Rc;
 
-/// Receives for a worker until it is told to stop. Everything received becomes a task.
+/// Receives for a worker until the server ends it. Everything received becomes a task.
 pub async fn run<E: Env>(worker: Rc<Worker<E>>, mut mesh: MeshRx<Message>) {
     loop {
         let (from, _, message) = mesh.recv().await;
@@ -63,8 +63,8 @@ pub async fn call<E: Env>(
     }
 }
 
-/// The answer to a request that a target of this worker can give without waiting for anything. With `None` the request
-/// has to be `call`ed.
+/// The answer to a request that a target of this worker can give without waiting for anything. With `None`, the request
+/// has to be executed by `call`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, session: SessionId, call: &Call) -> Option<Answer> {
     let Request::GetAttr { ino } = call.op else { return None };
     let target = worker.target(call.target)?;

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The kind of the error; match on this alone.
+/// The kind of the error; code may depend on this, and not on the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerErrorKind {
     /// Another process serves this folder.
@@ -17,17 +17,17 @@ pub enum ServerErrorKind {
     Corrupt,
     /// The configuration makes no sense.
     Config,
-    /// An address cannot be listened on.
+    /// The server cannot listen on an address.
     Listen,
     /// There is not enough room for the zones.
     NoSpace,
     /// A disk failed while the server was starting or stopping.
     Disk,
-    /// The cluster does not take the server in.
+    /// The cluster does not admit the server.
     Refused,
 }
 
-/// An error with its place and the way out.
+/// An error with its place and a remedy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerError {
     /// The kind of the error.
@@ -42,7 +42,7 @@ impl ServerError {
         ServerError { kind, line: line.into() }
     }
 
-    /// An error of the environment at `place`, with the kind that fits it.
+    /// An error of the environment at `place`, with the matching kind.
     pub fn io(place: &str, e: &std::io::Error) -> ServerError {
         use std::io::ErrorKind;
         match e.kind() {

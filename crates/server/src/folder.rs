@@ -10,8 +10,9 @@ use crate::config::{NewZones, ServerConfig, zone_index, zone_name, zone_path};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::ops::flush_agent;
-use crate::zone_target::Target;
+use crate::tunables::{Tunable, Tunables};
 use crate::zone_target::recover::Loading;
+use crate::zone_target::{Target, residency};
 use amphi_env::{Disk, Env};
 use amphi_object::DiskQueue;
 use amphi_types::TargetId;
@@ -36,8 +37,8 @@ pub fn zones<E: Env>(env: &E, dir: &str) -> Result<Vec<u16>, ServerError> {
 /// Name of the key in a data folder that its server made, or that was put there for it.
 pub const OWN_KEY: &str = "cluster.key";
 
-/// The permitted contents of a folder before its zones are made: the folder that a fresh file system has in its root by
-/// itself, and a key.
+/// The permitted contents of a folder before its zones are made: the folder that a new file system has in its root, and
+/// a key.
 const NOT_FOREIGN: [&str; 2] = ["lost+found", OWN_KEY];
 
 /// Refuses to make zones among other people's files.
@@ -140,7 +141,7 @@ pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig, addrs: &[Str
     }
 }
 
-/// Bytes free where a folder is to be made, as far as can be told.
+/// Free bytes where a folder will be made, if they can be determined.
 fn free_near<E: Env>(env: &E, dir: &str) -> Option<u64> {
     let mut at = dir.trim_end_matches('/');
     loop {
@@ -175,12 +176,12 @@ async fn format<E: Env>(env: &E, config: &ServerConfig, cluster: u64, targets: &
     Ok(())
 }
 
-/// Opens the zone of target `index` and loads the target. Nothing is written to it yet. `queues`: of the worker's
+/// Opens the zone of target `index` and loads the target. Nothing is written to the zone yet. `queues`: of the worker's
 /// disks, by device.
 pub async fn open_target<E: Env>(
     env: &E,
     config: &ServerConfig,
-    keeps: bool,
+    tunables: &Tunables,
     index: u16,
     pool: u16,
     counters: &Rc<Counters>,
@@ -189,9 +190,11 @@ pub async fn open_target<E: Env>(
     let path = config.zone_path(index);
     let told = config.zone_failed.clone();
     let on_failure = OnFailure(Some(Rc::new(move |line: &str| told(line))));
+    let keeps = tunables.on(Tunable::LogMemory);
     let options = OpenOptions { target: Some(TargetId(index)), keeps, on_failure, ..OpenOptions::default() };
     let mut found = Zone::find(env, &path, &options).await.map_err(zone_error)?;
-    let mut loading = Loading::new(found.target(), found.data_blocks());
+    let inodes_max = residency::bytes_max(config.inodes_bytes, tunables);
+    let mut loading = Loading::new(found.target(), found.data_blocks(), inodes_max);
     found.items(|key, value| loading.take(key, value)).await.map_err(zone_error)?;
     loading.finish().map_err(|text| {
         ServerError::new(
@@ -211,6 +214,7 @@ pub async fn open_target<E: Env>(
     let owner = config.root_owner;
     let (target, flush_rung) =
         Target::recover(env, zone, &recovered, loading, pool, deadline_ns, owner, counters.clone(), reads);
+    target.queues.inodes.configure(config.inodes_bytes);
     env.spawn(flush_agent(env.clone(), Rc::downgrade(&target), flush_rung));
     target.storage.rotating.set((config.machine.is_rotating)(&path));
     let (env, dir) = (env.clone(), config.data_dir.clone());

@@ -35,7 +35,7 @@ pub const FINDINGS_MAX: usize = 1000;
 pub struct Finding {
     /// The place of the fault, for people.
     pub place: String,
-    /// What is wrong at that place.
+    /// The kind of damage at that place.
     pub reason: String,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What the check found.
+/// The findings of the check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Id of the cluster.
@@ -73,7 +73,7 @@ pub struct Report {
     pub sessions: u64,
     /// Targets of other servers, whose folders were not given: consistency with those was not checked.
     pub elsewhere: u64,
-    /// Work that the next start finishes, one sentence each.
+    /// Work that the next start completes, one sentence each.
     pub pending: Vec<String>,
     /// Traces of a crash that opening repairs.
     pub notes: Vec<String>,
@@ -82,7 +82,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing is damaged.
+    /// Returns whether nothing is damaged.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
@@ -94,7 +94,7 @@ impl Report {
     }
 }
 
-/// One zone as read.
+/// The content of one zone.
 struct ZoneImage {
     path: String,
     /// The means to read the zone's file data, if the data is to be read.
@@ -106,7 +106,7 @@ struct ZoneImage {
     committed: BTreeSet<TxId>,
     decided: BTreeMap<TxId, cluster::Decided>,
     applied: BTreeSet<TxId>,
-    /// The zone has items: the first start of the server got as far as writing them.
+    /// The zone has items: the first start of the server has got as far as writing them.
     begun: bool,
     /// The basis of a repair.
     basis: repair::Basis,
@@ -211,7 +211,7 @@ async fn read_zone<E: Env>(
     let path = crate::config::zone_path(dir, index);
     let zone = match amphi_zone::fsck(env, &path).await {
         Ok(zone) => zone,
-        // A zone of another version is not damaged: this program cannot judge it.
+        // A zone of another version does not count as damaged, because this program cannot check it.
         Err(e) if matches!(e.kind, ZoneErrorKind::Busy | ZoneErrorKind::Missing | ZoneErrorKind::Version) => {
             return Err(folder::zone_error(e));
         }

@@ -85,20 +85,20 @@ pub enum Message {
 /// server restarts before it has answered. So the description of each request says what a repetition does, if anything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum TargetRequest {
-    /// `View`: an inode as stat shows it.
+    /// `View`: the attributes of an inode for stat.
     View {
         /// The inode.
         ino: Ino,
         /// The session for which the view is requested. The request then waits until no operation over several targets
-        /// is changing the inode, sends glimpses to its writers, and grants a token. Without a session, the operation
-        /// that asks has locked the inode.
+        /// is changing the inode, sends glimpses to its writers, and grants a token. Without a session, the requesting
+        /// operation itself has locked the inode.
         asker: Option<SessionId>,
     },
-    /// `Facts`: an inode as plans see it.
+    /// `Facts`: the facts about an inode that plans need.
     Facts(Ino),
     /// `Project`: to which project an inode belongs, when no operation is about to make it.
     Project(Ino),
-    /// `Outcome`: whether a key is bound to the tree of this project. Asked of target 0 alone, which keeps the
+    /// `Outcome`: whether a key is bound to the tree of this project. This is sent only to target 0, which keeps the
     /// registry.
     IsBound(u32),
     /// `Place`: a directory and where a name in it leads.
@@ -110,7 +110,7 @@ pub enum TargetRequest {
         /// The directory that is searched for.
         sought: Ino,
     },
-    /// `Ino`: a number for an inode that another target makes. A repetition wastes one.
+    /// `Ino`: a number for an inode that another target makes. A repetition wastes one number.
     NewIno,
     /// `View`: the session opens an inode, after a check of permissions. Counted once for each request.
     Open {
@@ -142,14 +142,16 @@ pub enum TargetRequest {
     Abort(TxId),
     /// `Decision`: whether the operation was decided.
     Outcome(TxId),
-    /// `DoneAt`, when the result cannot be lost any more: cut the objects of a file. `Refused` if its session has ended
-    /// here, or if the target cannot cut them. A repetition finds the generation and does nothing.
+    /// `DoneAt`, when the result cannot be lost any more: cut the objects of a file. `Refused` if the session has ended
+    /// here, or if the target cannot cut the objects. A repetition finds the generation and does nothing.
     Trim(Cut),
     /// `DoneAt`: remove the objects of an inode that is going.
     Destroy(Ino),
-    /// `Objects`: the joined state of the objects of a file on this target. For a session it includes what others have
-    /// not written back yet.
+    /// `Objects`: the joined state of the objects of a file on this target. For a session, the answer includes bytes
+    /// that other mounts have not written back yet.
     Objects(Ino, Option<SessionId>),
+    /// `Objects`: the joined state of the objects of a file on this target, once it survives a loss of power.
+    Secured(Ino),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
     /// `Done`: no request of the session is executed any more, but operations that it requested earlier on other
@@ -164,7 +166,7 @@ pub enum TargetRequest {
     /// `Done`: from its own server to a target. Tokens are granted from now on, or are not granted any more. The
     /// request with the largest number is valid.
     Company(bool, u64),
-    /// `Sessions`: sessions of an earlier run that have not presented what they hold.
+    /// `Sessions`: sessions of an earlier run that have not presented their state.
     Absent,
     /// `Done`: the session has a new connection, so messages that it has not answered are sent to it again.
     PushAgain(SessionId),
@@ -173,7 +175,7 @@ pub enum TargetRequest {
     MoveLock,
     /// `Done`: the next operation may move directories.
     MoveUnlock(u64),
-    /// `OpenReport`: what the target found when it was opened.
+    /// `OpenReport`: the facts that the target found when it was opened.
     OpenReport,
     /// Sessions whose answered changes may be lost have ended everywhere.
     LossesTold,
@@ -196,7 +198,8 @@ pub enum TargetRequest {
     Close,
     /// `Done`: close the zone as it is.
     Release,
-    /// `Done`: the operation was decided. What it changed on this target is stable, even if a restart had undone it.
+    /// `Done`: the operation was decided. The changes that it made on this target are stable, even if a restart had
+    /// undone them.
     Settle(TxId),
     /// `Outcome`: whether the lock on moving directories is still held under this number.
     MoveCheck(u64),
@@ -204,7 +207,7 @@ pub enum TargetRequest {
     PutMap(Box<ClusterMap>),
     /// `Done`: keep the registry of keys, stable.
     PutKeys(Box<KeyRegistry>),
-    /// `Done`: the session of an earlier run has not reconnected to this server, so it has nothing open here.
+    /// `Done`: the session of an earlier run has not reconnected to this server, so it has no open files here.
     SessionAbsent(SessionId),
     /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was
     /// this: `Stale`.
@@ -242,21 +245,21 @@ pub enum TargetRequest {
     Right(SessionId, Ino),
     /// About quotas.
     Quota(QuotaRequest),
-    /// `Outcome`: whether any account has a limit. It is sent to target 0 only.
+    /// `Outcome`: whether any account has a limit. It is sent only to target 0.
     QuotaIsOn,
     /// `Owners`: to whom these inodes of the target are charged.
     Owners(Vec<Ino>),
-    /// `Done`: the objects of a file belong to this owner now.
+    /// `Done`: from now on, the objects of a file belong to this owner.
     SetOwner(Ino, Owner),
     /// `Done`: free the inodes that no session can have open any more. It is sent when all targets of the server have
-    /// completed what a crash interrupted, because one of them may have decided to give such an inode a name.
+    /// completed what a crash interrupted, because one of these operations may have given such an inode a name.
     Reap,
 }
 
 /// A question about quotas between targets.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum QuotaRequest {
-    /// `Share`: a target needs a larger share of a limit. It is sent to target 0 only.
+    /// `Share`: a target needs a larger share of a limit. It is sent only to target 0.
     Share {
         /// The account that has the limit.
         account: Account,
@@ -266,7 +269,7 @@ pub enum QuotaRequest {
         used: Amount,
         /// The additional amount that is wanted.
         wanted: Amount,
-        /// No request waits for the share yet.
+        /// No request waits for the share yet; it is requested ahead of need.
         ahead: bool,
     },
     /// `Collected`: the part of the target's share that the account does not use is returned.
@@ -276,26 +279,29 @@ pub enum QuotaRequest {
         /// Number of the call.
         number: u64,
     },
-    /// `Done`: the known state of an account, or of all accounts, is outdated. The target asks whether anything is
-    /// limited.
-    Changed(Option<Account>),
+    /// `Done`: what was known before this number of an account, or of all accounts, is outdated. The target asks
+    /// whether anything is limited.
+    Changed(Option<Account>, u64),
     /// `Used`: what an account uses.
     Used(Account),
     /// `Accounts`: accounts after this one that use something.
     Accounts(Option<Account>),
-    /// `Done` if the owner may use that much more.
-    Admit(Owner, Amount),
+    /// `Done` if the owner may use that much more, for new inodes of which this is the first. It is held until they are
+    /// promised.
+    Admit(Owner, Amount, Ino),
+    /// `Done`: what is still held for the operation of which this is the first new inode is free again.
+    Unreserve(Ino),
 }
 
 /// Whether a target is about to have more free space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Freeing {
-    /// The target does not know of any.
+    /// The target knows of no such session.
     #[default]
     No,
     /// Files without a name are open. Their last close may be on its way, because no program waits for it.
     Perhaps,
-    /// Files are being removed.
+    /// Their last close may be on its way, because no program waits for it.
     Yes,
 }
 
@@ -317,7 +323,7 @@ pub struct Cut {
 }
 
 impl TargetRequest {
-    /// Whether another server may send it.
+    /// Returns whether another server may send this request.
     pub fn is_for_peers(&self) -> bool {
         !matches!(
             self,
@@ -356,7 +362,7 @@ impl TargetRequest {
 pub enum Decision {
     /// The operation happens.
     Committed,
-    /// The operation does not happen: it was given up, or the coordinator does not know it.
+    /// The operation does not happen: it was given up, or the coordinator has no record of it.
     Aborted,
     /// The operation still runs.
     Undecided,
@@ -373,9 +379,9 @@ pub struct OpenReport {
     pub sessions: Vec<(SessionId, SessionRecord)>,
     /// Whether answered changes that were not stable may be lost (`Recovered::lost`).
     pub lost: bool,
-    /// Whether sessions were cut off a short time ago and may still use what they were granted.
+    /// Whether sessions were cut off a short time ago and may still use the rights that were granted to them.
     pub cut_off: bool,
-    /// The server to which the target belongs; none if the target was never begun.
+    /// The server to which the target belongs; `None` if the target was never used.
     pub home: Option<HomeRecord>,
     /// The cluster map, if the target keeps one.
     pub map: Option<ClusterMap>,
@@ -394,7 +400,7 @@ pub enum TargetReply {
     View(Box<InodeView>, Option<TokenGrant>),
     /// An inode.
     Facts(Box<Facts>),
-    /// The project of an inode, 0: none.
+    /// The project of an inode; 0 means none.
     Project(u32),
     /// A directory and where a name in it leads.
     Place(Box<Place>),
@@ -423,9 +429,9 @@ pub enum TargetReply {
     Sessions(Vec<SessionId>),
     /// The outcome of an operation.
     Decision(Decision),
-    /// Done, by a target with this start number.
+    /// Done, by a target with this number of starts.
     DoneAt(u64),
-    /// Views of directories, in the order of the request. `None` for those that do not exist any more.
+    /// Views of directories, in the order of the request. It is `None` for those that do not exist any more.
     Directories(Vec<Option<InodeView>>),
     /// The request is not executed, and repeating it would not help.
     Refused(Errno),
@@ -437,21 +443,21 @@ pub enum TargetReply {
         number: u64,
         /// The share.
         share: Share,
-        /// There is no more to share.
+        /// Nothing is left to share.
         refused: bool,
     },
-    /// What an account uses.
+    /// The usage of an account.
     Used(Amount),
     /// The usage of an account, and the share that the target keeps.
     Collected {
-        /// The use, including what requests under way hold.
+        /// The use, including the amounts that requests under way hold.
         used: Amount,
         /// Whether the usage may be lower in a moment.
         freeing: Freeing,
     },
     /// Accounts and what each of them uses, ascending.
     Accounts(Vec<(Account, Amount)>),
-    /// Owners, in the order of the request. `None` for inodes that do not exist any more.
+    /// Owners, in the order of the request. It is `None` for inodes that do not exist any more.
     Owners(Vec<Option<Owner>>),
 }
 

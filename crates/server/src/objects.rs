@@ -1,4 +1,4 @@
-//! Objects of a file over all targets: joining their states, cutting them, removing them.
+//! Objects of a file over all targets: joining their states, truncating them, removing them.
 //!
 //! Owns: everything about a file's data that concerns more than one request on one object. Does not own: the inode's
 //! own rules (`amphi_meta::file_state`), where blocks lie (`amphi_data`).
@@ -11,6 +11,7 @@ pub(crate) mod glimpse;
 
 use crate::message::{Cut, TargetReply, TargetRequest};
 use crate::objects::glimpse::gathered_with_writers;
+use crate::planted::{self, Mistake};
 use crate::worker::Worker;
 use crate::zone_target::gate::Hold;
 use crate::zone_target::{EXTENT_BYTES, NameKey, Target};
@@ -34,6 +35,8 @@ const SMALL_EXTENTS: usize = 512;
 /// for more than 4 KiB of other items.
 const _: () =
     assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 16 * 3);
+/// How often a file is settled again because its objects have changed meanwhile, and how often they are secured again.
+const TRIES: usize = 8;
 /// Most objects that one record makes. Each takes 47 bytes, and all of them a fifth of the largest record of the
 /// smallest log.
 const OBJECTS_A_RECORD: usize = 1024;
@@ -45,7 +48,8 @@ pub(crate) fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> 
     all.into_iter().filter(|t| *t != own).collect()
 }
 
-/// The joined state of all objects of a file. For an `asker`, it includes what other mounts have not written back yet.
+/// The joined state of all objects of a file. If there is an `asker`, the result includes bytes that other mounts have
+/// not written back yet.
 pub async fn gather<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -53,16 +57,30 @@ pub async fn gather<E: Env>(
     layout: &Layout,
     asker: Option<SessionId>,
 ) -> Result<Gathered> {
-    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, TargetRequest::Objects(ino, asker)));
     let here = async {
         match asker {
             Some(asker) => gathered_with_writers(worker, target, ino, asker).await,
             None => Gathered::default(),
         }
     };
-    let (told, here) = join(join_all(asked), here).await;
+    let question = TargetRequest::Objects(ino, asker);
+    let (there, here) = join(elsewhere(worker, target, ino, layout, &question), here).await;
     let mut sum = if asker.is_some() { here } else { target.gathered(ino) };
-    for one in told {
+    sum.join(&there?);
+    Ok(sum)
+}
+
+/// The joined state of the objects of a file on the other targets, as they answer `question`.
+async fn elsewhere<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    layout: &Layout,
+    question: &TargetRequest,
+) -> Result<Gathered> {
+    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, question.clone()));
+    let mut sum = Gathered::default();
+    for one in join_all(asked).await {
         match one? {
             TargetReply::Objects(part) => sum.join(&part),
             _ => return Err(Errno::Proto),
@@ -71,37 +89,103 @@ pub async fn gather<E: Env>(
     Ok(sum)
 }
 
+/// `TargetRequest::Secured`: the joined state of the objects of a file on this target, when it survives a loss of
+/// power.
+///
+/// Errors: `Again` if bytes of the file keep arriving, and those of a failing disk.
+pub async fn secured<E: Env>(target: &Target<E>, ino: Ino) -> Result<Gathered> {
+    if planted::is(Mistake::UnsecuredSize) {
+        return Ok(target.gathered(ino));
+    }
+    for _ in 0..TRIES {
+        target.secure_delayed(Some(ino)).await?;
+        let (gathered, last) = {
+            let has_unlogged = target.data.borrow().delayed.unlogged(Some(ino), 0).is_none();
+            if has_unlogged {
+                continue;
+            }
+            (target.gathered(ino), target.zone.appended_lsn())
+        };
+        target.zone.stable(last).await?;
+        return Ok(gathered);
+    }
+    Err(Errno::Again)
+}
+
 /// Stores the size and the times that the objects report, after the last writer has closed the file.
+///
+/// The inode must not say more than what a loss of power leaves on any target. So first, without holding anything, the
+/// other targets are asked what they have stably. Then they are asked again with the inode held alone. If they have
+/// something else by then, both steps are repeated. A file that stays spread is right as well: whoever wants its size
+/// collects it, and its next writer settles it.
 pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         // Until every session has presented its opens, one of them may be a writer that relies on the mark.
         target.recovered().await;
-        // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
-        let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-        let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.objects.generation)) else {
-            return;
-        };
-        // The sizes of the objects have to be on the disk before they are stored in the inode.
-        if target.flush_file(ino).await.is_err() {
-            return;
-        }
-        let gathered = loop {
-            let represented = target.reclaim.said();
-            let Ok(gathered) = gather(&worker, &target, ino, &layout, None).await else { return };
-            if target.reclaim.said() == represented {
-                break gathered;
+        for _ in 0..TRIES {
+            // The inode of a spread file is always in memory.
+            if target.meta.borrow().is_away(ino) {
+                return;
             }
-            // A session that reconnected may have written meanwhile, relying on the existing mark, and closed the file.
-        };
-        let mut txn = Txn::default();
-        let mut meta = target.meta.borrow_mut();
-        let same = meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
-        if same && !target.files.open.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
-            drop(meta);
-            target.append(txn, Order::Plain);
+            let Ok((spread, layout)) = target.meta.borrow().inode(ino).map(|i| (i.objects.spread, i.layout)) else {
+                return;
+            };
+            // A new writer settles the file when it closes it.
+            if !spread || target.files.open.borrow().has_writer(ino) {
+                return;
+            }
+            let secured = TargetRequest::Secured(ino);
+            let Ok(secured) = elsewhere(&worker, &target, ino, &layout, &secured).await else { return };
+            if settle_to(&worker, &target, ino, &layout, &secured).await {
+                return;
+            }
         }
     });
+}
+
+/// Settles a file whose objects on other targets have this state stably. `false` if they have another one by now, so
+/// that it has to be tried again.
+async fn settle_to<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    layout: &Layout,
+    secured: &Gathered,
+) -> bool {
+    // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
+    let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+    // The inode of a spread file is always in memory.
+    let inode = if target.meta.borrow().is_away(ino) { Err(Errno::Stale) } else { target.meta.borrow().inode(ino) };
+    let Ok((now, generation)) = inode.map(|i| (i.layout, i.objects.generation)) else { return true };
+    // What this target has is in its log before the inode says so.
+    if target.flush_file(ino).await.is_err() {
+        return true;
+    }
+    let question = TargetRequest::Objects(ino, None);
+    let there = loop {
+        let represented = target.reclaim.said();
+        let Ok(there) = elsewhere(worker, target, ino, &now, &question).await else { return true };
+        if target.reclaim.said() == represented {
+            break there;
+        }
+        // A session that reconnected may have written meanwhile, relying on the existing mark, and closed the file.
+    };
+    if (there, now) != (*secured, *layout) {
+        return false;
+    }
+    let mut gathered = target.landed(ino);
+    gathered.join(&there);
+    let mut txn = Txn::default();
+    let mut meta = target.meta.borrow_mut();
+    let is_here = !meta.is_away(ino);
+    let same =
+        is_here && meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
+    if same && !target.files.open.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
+        drop(meta);
+        target.append(txn, Order::Plain);
+    }
+    true
 }
 
 /// Cuts the objects of a file on this target. Returns the last record of the cut, which need not be written yet.
@@ -112,8 +196,8 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
         layout.stripes_on(ino, target.id).map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
     make_cut(target, &objects, cut).await?;
-    // The record of an object that is cut already may still be under way: the same request may be executed twice at
-    // once.
+    // The record of an object that is cut already may still be under way, because the same request may be executed
+    // twice at once.
     let mut last = target.zone.appended_lsn();
     for object in objects {
         if target.data.borrow().generation(object) >= generation {
@@ -162,8 +246,8 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
 
 /// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets the cuts are stable
 /// when this returns, for two reasons. A mount that writes and syncs next syncs only the targets that have its bytes,
-/// and the inode remembers only one cut. On this target, the log has the cuts in front of whatever follows. After an
-/// error `give_cut_up` has to follow.
+/// and the inode remembers only one cut. On this target, the log has the cuts before any later record. After an error
+/// `give_cut_up` has to follow.
 ///
 /// Costs a sync of each other target, all at the same time.
 pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, cut: &Cut) -> Result<()> {
@@ -174,16 +258,16 @@ pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<
     here?;
     told.into_iter().collect::<Result<Vec<u64>>>()?;
     let mut txn = Txn::default();
-    // An inode that has gone meanwhile needs no note.
+    // An inode that has been removed meanwhile needs no such note.
     if target.meta.borrow_mut().trim_done(ino, generation, &mut txn).is_ok() {
         target.append(txn, Order::Plain);
     }
     Ok(())
 }
 
-/// Cancels, with `txn`, a cut that an object has refused. This is stable when it returns, because a later start must
-/// not cut bytes that are written from now on. Bytes of that object behind the cut stay. If the server is stopping,
-/// nothing is cancelled: its next start continues the cut.
+/// Cancels, with `txn`, a cut that an object has refused. The cancellation is stable when this returns, because a later
+/// start must not cut bytes that are written from now on. Bytes of that object behind the cut stay. If the server is
+/// stopping, nothing is cancelled: its next start continues the cut.
 pub async fn give_cut_up<E: Env>(
     worker: &Worker<E>,
     target: &Target<E>,
@@ -210,7 +294,7 @@ async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &TargetRe
 }
 
 /// Waits until `what`, done under the start number `starts`, cannot be lost any more. A target that was started again
-/// may have lost it: it is done again.
+/// may have lost the removal, so it is repeated.
 async fn stay_done<E: Env>(
     worker: &Rc<Worker<E>>,
     target: TargetId,
@@ -228,7 +312,7 @@ async fn stay_done<E: Env>(
 /// Removes the objects of an inode on this target, in as many records as it takes.
 pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()> {
     let mut objects: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
-    // A write that is under way may be about to make one.
+    // A write that is under way may be about to make such an object.
     objects.extend(target.queues.spans.busy_objects(ino));
     let mut spans = Vec::new();
     for object in objects {
@@ -257,7 +341,7 @@ pub struct Orphans {
     later: Vec<Ino>,
 }
 
-/// Adds to `txn` the changes for inodes that lost their last name. Open inodes stay. As long as a session has not
+/// Adds to `txn` the changes for inodes that lost their last name. Open inodes stay. As long as any session has not
 /// presented its opens yet, all of them stay, and `reap_orphans` checks them again.
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
@@ -266,11 +350,15 @@ pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orph
             continue;
         }
         let mut meta = target.meta.borrow_mut();
+        if meta.is_away(ino) {
+            // It has got a name meanwhile.
+            continue;
+        }
         let Ok(inode) = meta.inode(ino) else { continue };
         let mut data = target.data.borrow_mut();
         let here = inode.kind != Kind::File || (!inode.objects.wide && !inode.pending.destroy);
         let idle = !target.queues.spans.is_busy(ino);
-        // An inode with a name is none of this; `remove_inode` and `begin_destroy` refuse it.
+        // An inode with a name is never among these; `remove_inode` and `begin_destroy` refuse it.
         let object = ObjectId { ino, stripe: 0 };
         if here && idle && data.extents(object).nth(SMALL_EXTENTS).is_none() {
             if meta.remove_inode(ino, txn).is_ok() {
@@ -323,7 +411,7 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
         }
     }
     destroy_objects(target, ino).await?;
-    // And the inode goes when it is certain that its data elsewhere has.
+    // And the inode is removed only when its data on other targets is certain to be removed.
     for (t, starts) in others.into_iter().zip(starts) {
         stay_done(worker, t, &gone, starts).await?;
     }
@@ -389,8 +477,8 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
             };
             let cut =
                 Cut { by, ino, layout: inode.layout, size: inode.size, generation, mtime: inode.times.mtime_set_ctime };
-            // Other servers may be down, and a promise to one of them may hold the inode: who wants it waits behind
-            // this, the start does not.
+            // Other servers may be down, and a promise to one of them may hold the inode locked: requests for this
+            // inode wait for that, but the start does not.
             let (worker, target) = (worker.clone(), target.clone());
             let env = worker.env.clone();
             let mut cut = Box::pin(async move {

@@ -44,7 +44,7 @@ pub use open::{Opening, after_close, open_here, present};
 pub use rights::right_of;
 
 use crate::counters::add;
-use crate::session::reach::Terms;
+use crate::session::reach::{Terms, named_by};
 use crate::session::slots::Begin;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
@@ -54,11 +54,11 @@ use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
 use std::rc::Rc;
 
-/// How often an operation over several targets is planned again when what it was planned for has changed meanwhile.
-/// Each time another operation got on; 64 in a row were never seen.
+/// How often an operation over several targets is planned again when the state for which it was planned has changed
+/// meanwhile. Each time another operation made progress; 64 failures in a row were never seen.
 const PLAN_TRIES: usize = 64;
 
-/// Whether a request changes nothing that is remembered, so that it may simply be executed again.
+/// Returns whether a request leaves no recorded state, so that it may simply be executed again.
 fn is_repeatable(op: &Request) -> bool {
     matches!(
         op,
@@ -118,6 +118,24 @@ fn failed(errno: Errno) -> Answer {
 /// Executes a client's request on one of this worker's targets. If a request has not begun when its client has stopped
 /// waiting (`Terms::until_ns`), it is refused with `TimedOut`, even when it is sent again.
 pub async fn execute<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    id: RequestId,
+    call: Call,
+    payload: Option<Buf>,
+    terms: Terms,
+) -> (Answer, Option<Buf>) {
+    let answer = match target.hold(named_by(&call.op)).await {
+        Ok(_held) => execute_held(worker, target, session, id, call, payload, terms).await,
+        Err(e) => (failed(e), None),
+    };
+    target.let_inodes_go();
+    answer
+}
+
+/// As `execute`; the inodes that the request names are in memory.
+async fn execute_held<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     session: SessionId,
@@ -184,8 +202,8 @@ pub async fn execute<E: Env>(
                 crate::tx::two_phase::until_told(worker, target).await;
             }
             if let Request::SetAttr { ino, .. } = call.op {
-                // A client that sees the cut size writes behind it: after a restart, objects on other targets may not
-                // be cut yet.
+                // A client that sees the reduced size may write behind it, although objects on other targets may not be
+                // cut yet after a restart.
                 target.settle(vec![crate::zone_target::NameKey::Inode(ino)]).await;
             }
             return (told(answer), None);

@@ -12,7 +12,7 @@ use amphi_wire::keys::{AddressRange, Fingerprint, KeyEntry, KeyRegistry, KeyRole
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Number of an operation over several targets: its coordinator and a number of its own, which is never used twice.
+/// Number of an operation over several targets: its coordinator, and a number that the coordinator never uses twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TxId {
     /// The target that decides.
@@ -21,12 +21,12 @@ pub struct TxId {
     pub number: u64,
 }
 
-/// A session as every target keeps it.
+/// The record of a session that every target keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionRecord {
     /// `host:pid`.
     pub name: String,
-    /// Random number of the session's begin: an id may begin again after its session was ended.
+    /// Random number of the session's begin: a session with the same id may begin again after this one was ended.
     pub start: u64,
 }
 
@@ -78,7 +78,7 @@ pub enum Intent {
         /// The changes of the participants.
         parts: Vec<(TargetId, Vec<Part>)>,
     },
-    /// A participant has made the changes of a decision that has them, and must not make them again.
+    /// A participant has made the changes that a decision contains, and must not make them again.
     Applied {
         /// The operation.
         tx: TxId,
@@ -114,7 +114,7 @@ pub fn session_key(session: SessionId) -> Key {
     key
 }
 
-/// Key of a mark, without a value, that a session was cut off and may still use what it was granted.
+/// The key of a mark, without a value, that a session was cut off and may still use its tokens.
 pub fn cut_off_key(session: SessionId) -> Key {
     let mut key = session_key(session);
     key.push(KIND_CUT_OFF);
@@ -228,8 +228,8 @@ struct UnboundKey {
     id: u64,
 }
 
-/// A registry of keys, also one that an earlier version has written. Its entries end earlier, so the last one of them
-/// is no entry of today.
+/// A registry of keys, also one that an earlier version has written. The entries of an earlier format are shorter, so
+/// the last one of them is no entry of the present format.
 fn decode_keys(value: &[u8]) -> Result<KeyRegistry, String> {
     let before = |_| {
         let (version, stamp, require_identity, keys) =
@@ -250,7 +250,7 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
     match (key.first().copied(), key.len()) {
         (Some(tag::SESSION), 9) => {
             let id = SessionId(number(&key[1..]).ok_or_else(bad)?);
-            // Zones of an earlier build have the name alone.
+            // Zones of an earlier build contain only the name.
             let old = |_| decode(&format!("session {:x}", id.0), value).map(|name| SessionRecord { name, start: 0 });
             decode("session", value).or_else(old).map(|record| Item::Session(id, record))
         }

@@ -1,6 +1,6 @@
 //! `Server`: the targets, workers and listeners of one process: start, serve, stop.
 //!
-//! Owns: the order in which a server starts and stops. Does not own: what it does while it serves.
+//! Owns: the order in which a server starts and stops. Does not own: the work of the server while it serves.
 //!
 //! Start: open every zone and load it; check that all zones belong to one server; join the cluster, or be its master.
 //! Only then write to zones that existed before: finish what a crash interrupted, end sessions that had ended before,
@@ -21,7 +21,7 @@ use crate::membership::map::{self, Belonging};
 use crate::message::{Message, OpenReport, TargetReply, TargetRequest};
 use crate::ops::scrub::scrub_agent;
 use crate::records::HomeRecord;
-use crate::tunables::{SharedTunables, Tunable, Tunables};
+use crate::tunables::{SharedTunables, Tunables};
 use crate::worker::routes::{Routes, SharedRoutes};
 use crate::worker::{Worker, ring_messages};
 use crate::zone_target::Target;
@@ -47,7 +47,7 @@ const FINISH: Duration = Duration::from_secs(20);
 /// How often a stopping server checks whether all requests have ended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A running server, as the thread of worker 0 has it.
+/// A running server, as the thread of worker 0 holds it.
 pub struct Server<E: Env> {
     env: E,
     pub(crate) worker: Rc<Worker<E>>,
@@ -58,7 +58,7 @@ pub struct Server<E: Env> {
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
-/// What a server reports about itself.
+/// The properties that a server reports about itself.
 pub struct Observed {
     /// The number of the server in the map.
     pub id: u64,
@@ -145,17 +145,7 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
     let mut targets: BTreeMap<TargetId, Rc<Target<E>>> = BTreeMap::new();
     let (mut failure, mut queues) = (None, BTreeMap::new());
     for &id in routes.local().iter().skip(tx.id()).step_by(tx.workers()) {
-        match folder::open_target(
-            &env,
-            &config,
-            tunables.on(Tunable::LogMemory),
-            id.0,
-            routes.pool(),
-            &counters,
-            &mut queues,
-        )
-        .await
-        {
+        match folder::open_target(&env, &config, &tunables, id.0, routes.pool(), &counters, &mut queues).await {
             Ok(target) => {
                 env.spawn(scrub_agent(env.clone(), Rc::downgrade(&target), target.storage.verifier.listen()));
                 if let Some(read) = &config.machine.read_file {
@@ -196,7 +186,7 @@ impl<E: Env> Server<E> {
         let started = Self::come_up(env, worker.clone(), enlisted).await;
         if started.is_err() {
             for target in worker.routes.local() {
-                // Some may not have been opened; the error that counts is the one above.
+                // Some targets may not have been opened; the error that counts is the one above.
                 let _ = worker.ask(*target, TargetRequest::Release).await;
             }
             worker.stop();
@@ -247,8 +237,8 @@ impl<E: Env> Server<E> {
             attach(&worker, &manager, &cluster);
             serving.listen(std::mem::take(&mut listeners), &worker.config, &manager);
             if is_new {
-                // Zones that were made for this say whose they are before the master does, so that a start that is cut
-                // short behind the join can be repeated.
+                // Zones that were made for this purpose record their server before the master does, so that a start
+                // that is interrupted after the join can be repeated.
                 begin().await?;
             }
             joined = cluster.come_in(has_map).await?;
@@ -306,7 +296,7 @@ impl<E: Env> Server<E> {
         &self.addrs
     }
 
-    /// What the server reports about itself to its own process.
+    /// The report of the server about itself, for its own process.
     ///
     /// Errors: a target does not answer any more.
     pub async fn observe(&self) -> amphi_types::Result<Observed> {
@@ -314,8 +304,8 @@ impl<E: Env> Server<E> {
         Ok(Observed { id: self.cluster.id(), map: self.cluster.map(), status, counters })
     }
 
-    /// Returns when every target of this server has answered, and so has every worker that has one. A target that has
-    /// failed answers that it has.
+    /// Returns when every target of this server, and every worker that has a target, has answered. A target that has
+    /// failed answers that it has failed.
     pub async fn hear_targets(&self) {
         for target in self.worker.routes.local() {
             let _ = self.worker.ask(*target, TargetRequest::Status).await;
@@ -352,10 +342,10 @@ impl<E: Env> Server<E> {
         result
     }
 
-    /// Whether no target has work that continues in the background. A target that cannot say so has failed.
+    /// Returns whether no target has work that continues in the background. A target that cannot say so has failed.
     async fn is_idle(&self) -> bool {
         let mut idle = true;
-        // All targets are closed concurrently, since one may wait for what another has to sync.
+        // All targets are closed concurrently, since one may wait for bytes that another has to sync.
         for target in self.worker.routes.local() {
             let told = self.worker.ask(*target, TargetRequest::Idle).await;
             idle &= !matches!(told, Ok(TargetReply::Outcome(false)));
@@ -428,7 +418,7 @@ fn know_cluster<E: Env>(
     Ok((Cluster::new(worker.clone(), me, map, connections.clone()), has_map))
 }
 
-/// Makes front and cluster known to each other and to the worker.
+/// Gives front, cluster and worker references to each other.
 fn attach<E: Env>(worker: &Rc<Worker<E>>, manager: &Rc<SessionManager<E>>, cluster: &Rc<Cluster<E>>) {
     let clients: Weak<SessionManager<E>> = Rc::downgrade(manager);
     worker.set_clients(clients);

@@ -1,4 +1,4 @@
-//! A target's state of each session: what it has open, and the answers for requests that are sent again.
+//! A target's state of each session: its open files, and the answers for requests that are sent again.
 //!
 //! Owns: open inodes, reply slots, rights on files of other targets, and changes that are on their way to the disk.
 //! Does not own: locks and tokens of a session (`coherence`), which sessions exist (`cluster::sessions`).

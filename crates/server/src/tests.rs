@@ -19,12 +19,14 @@ mod file_locks;
 mod fsync;
 mod full;
 mod glimpses;
+mod inodes;
 mod kept;
 mod keys;
 mod left_pages;
 mod locks;
 mod lost_power;
 mod orphans;
+mod quota;
 mod read_batch;
 mod read_cache;
 mod reopen;
@@ -72,12 +74,17 @@ fn on_by(seed: u64) -> &'static str {
     ["on", "off"][seed as usize % 2]
 }
 
+/// The memory for inodes: in a third of the seeds none stays in memory longer than a request.
+fn inodes_by(seed: u64) -> Option<usize> {
+    seed.is_multiple_of(3).then_some(0)
+}
+
 fn name(text: &str) -> Name {
     Name::new(text).expect("a valid name")
 }
 
-/// The state that a client presents after a restart, and how it answers pushes. It answers all of them at once unless
-/// it is set to be unresponsive.
+/// The state that a client presents after a restart, and how it answers pushes. It answers all pushes at once unless it
+/// is set to be unresponsive.
 #[derive(Default)]
 struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,
@@ -92,11 +99,11 @@ struct Held {
     deaf: Cell<bool>,
     /// How long after a restart it begins to present its state.
     pause: Cell<Duration>,
-    /// Its session does not begin anew once it has ended, as with a mount.
+    /// Its session does not begin again once it has ended, as with a mount.
     mortal: Cell<bool>,
     /// Its unwritten state of objects: sizes and times that are not written back.
     unwritten: RefCell<BTreeMap<ObjectId, (u64, Timespec)>>,
-    /// Where it answers.
+    /// The address at which it answers.
     link: RefCell<Weak<Link<SimEnv>>>,
     env: RefCell<Option<SimEnv>>,
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
@@ -210,10 +217,15 @@ struct Client {
 
 impl Place {
     fn new(seed: u64, targets: u16, workers: u16) -> Place {
-        let sim = Sim::new(seed, SimConfig::default());
+        Place::with_sim(seed, targets, workers, SimConfig::default())
+    }
+
+    fn with_sim(seed: u64, targets: u16, workers: u16, sim: SimConfig) -> Place {
+        let sim = Sim::new(seed, sim);
         sim.node("client");
         let mut config = config(targets, workers);
         config.tunables.push(("server.checksums".into(), on_by(seed).into()));
+        config.inodes_bytes = inodes_by(seed);
         Place { sim, config }
     }
 
@@ -359,7 +371,7 @@ impl Client {
         self.link.call(Lane::Normal, call, payload, pad).await.map_err(|e| e.errno())
     }
 
-    /// Answers a push that came while it was deaf.
+    /// Answers a push that arrived while the client did not answer.
     async fn reply(&self, push: &Push) {
         let call = self.held.answer(push, self.link.welcome().pool);
         self.link.call(Lane::Urgent, call, None, 0).await.unwrap().0.result.unwrap();

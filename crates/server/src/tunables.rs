@@ -43,13 +43,13 @@ amphi_types::tunables! {
     WriteBackBytes = "server.write_back_bytes", Bytes, 64 * M, M => 4 * G, "write-back memory of each target. A change takes effect when write-back is switched on the next time";
     WriteThroughBytes = "server.write_through_bytes", Bytes, 64 * K, 4 * K => M, "writes of at least this size go to the disk before they are acknowledged. The threshold is four times as large on slow disks, and smaller while write-back memory is nearly full";
     WriteBackAgeMs = "server.write_back_age_ms", Milliseconds, 5000, 1 => HOUR_MS, "data in write-back memory is written to the disk when it is this old";
-    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target that caches data which several mounts have flushed or read in small pieces. 0: none", default "1/256 of the memory that the server may use, at most 1G";
+    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target that caches data which several mounts have flushed or read in small pieces. 0: none. Inodes of files may take as much again, and 16M at least", default "1/256 of the memory that the server may use, at most 1G";
 }
 
 /// All tunables of a server, shared by its workers.
 pub struct Tunables(Values);
 
-/// The tunables as workers share them.
+/// The tunables, shared by the workers.
 pub type SharedTunables = Arc<Tunables>;
 
 impl Tunables {
@@ -85,12 +85,12 @@ impl Tunables {
         self.0.get(knob as usize)
     }
 
-    /// Whether a switch is on.
+    /// Returns whether a switch is on.
     pub fn on(&self, knob: Tunable) -> bool {
         self.get(knob) != 0
     }
 
-    /// How long a client may leave a callback or a question unanswered, ns.
+    /// Returns how long a client may leave a callback or a question unanswered, ns.
     pub fn callback_deadline_ns(&self) -> u64 {
         self.get(Tunable::CallbackDeadlineMs) * 1_000_000
     }
@@ -100,7 +100,7 @@ impl Tunables {
         self.callback_deadline_ns() / 6
     }
 
-    /// How long a client that is alive may leave a message unanswered. `None` means as long as others.
+    /// Returns how long a client that is alive may leave a message unanswered. `None` means as long as others.
     pub fn deaf(&self) -> Option<Duration> {
         Some(self.get(Tunable::DeafMs)).filter(|ms| *ms > 0).map(Duration::from_millis)
     }

@@ -1,7 +1,7 @@
 //! `Turns`: a bounded number of things at a time, in the order of arrival.
 //!
-//! Owns: the order in which callers continue. Does not own: what the turns are for. A dropped wait and a dropped turn
-//! both leave nothing behind.
+//! Owns: the order in which callers continue. Does not own: what the turns are for. A wait or a turn that is dropped
+//! has no further effect.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ struct Inner {
 #[derive(Clone)]
 pub struct Turns(Rc<RefCell<Inner>>);
 
-/// One turn. Dropping it passes it to the next task.
+/// The turn of one caller. Dropping it passes it to the next task.
 #[must_use = "dropping a turn ends it"]
 pub struct Turn(Rc<RefCell<Inner>>);
 
@@ -58,7 +58,7 @@ impl Drop for Turn {
             next
         };
         if let Some(waiter) = next {
-            // A waiter that has gone gets its turn back as an error; dropping that passes it on.
+            // If a waiter has ended, its turn is returned as an error; dropping that gives the turn to the next one.
             drop(waiter.send(Turn(self.0.clone())));
         }
     }

@@ -51,7 +51,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// The answer to a client's request, with its payload.
 pub type Called = (Answer, Option<Buf>);
 
-/// One worker.
+/// The state of one worker.
 pub struct Worker<E: Env> {
     /// The environment of the worker.
     pub env: E,
@@ -68,7 +68,7 @@ pub struct Worker<E: Env> {
     /// Which targets are where.
     pub routes: SharedRoutes,
     targets: RefCell<BTreeMap<TargetId, Rc<Target<E>>>>,
-    /// Why not all targets could be opened.
+    /// The reason why not all targets could be opened.
     failure: Option<ServerError>,
     above: Above<E>,
     mesh: MeshTx<Message>,
@@ -107,7 +107,7 @@ pub const fn ring_messages(workers: usize) -> usize {
 }
 
 impl<E: Env> Worker<E> {
-    /// A worker with its targets, or with what it could open before the failure.
+    /// A worker with its targets, or with those that it could open before the failure.
     #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
     pub fn new(
         env: E,
@@ -198,7 +198,7 @@ impl<E: Env> Worker<E> {
             message
         } else {
             match self.mesh.try_send(to, lane, message) {
-                // A worker that is gone has been stopped: waiting tasks are dropped with it.
+                // If a worker is gone, it has been stopped, and waiting tasks are dropped with it.
                 Ok(()) | Err(SendError::Gone(_)) => return,
                 Err(SendError::Full(message)) => message,
             }
@@ -302,19 +302,19 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Whether the server stops.
+    /// Returns whether the server stops.
     pub fn is_stopped(&self) -> bool {
         self.stopped.get()
     }
 
-    /// As `insist`, for other answers.
+    /// Works as `insist`, for other answers.
     pub async fn insist_ask(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
         if self.routes.is_local(target) {
             return self.ask(target, question).await;
         }
         loop {
             match self.ask(target, question.clone()).await {
-                // An error of the other server's disk looks the same, and does not go away either.
+                // An error of the other server's disk looks the same, and does not end either.
                 Err(Errno::Io | Errno::NotConnected | Errno::Again) if !self.stopped.get() => {
                     self.env.sleep(ASK_AGAIN).await;
                 }

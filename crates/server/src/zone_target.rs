@@ -14,6 +14,7 @@ pub(crate) mod free_space_below;
 mod freeing;
 pub(crate) mod gate;
 mod grant_calls;
+mod holding;
 pub(crate) mod known_sessions;
 pub(crate) mod memory_watch;
 pub(crate) mod old_blocks;
@@ -23,6 +24,7 @@ pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod recover;
 mod release;
+pub(crate) mod residency;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
 pub(crate) mod storage;
@@ -66,7 +68,7 @@ use std::rc::Rc;
 /// Most extents that one record of a truncate or punch removes.
 pub const EXTENTS_A_RECORD: usize = 4096;
 
-/// Bytes of a record for the deletion of an extent and a new one.
+/// Bytes of a record for the deletion of one extent and for a new one.
 pub const EXTENT_BYTES: u64 = 88;
 /// Bytes of a record for one block if the block is an extent of its own with checksums of its own.
 pub const BLOCK_BYTES: u64 = EXTENT_BYTES + CHECKSUM_ITEM_BYTES;
@@ -90,7 +92,7 @@ pub struct TargetCounts {
     pub quota: TargetQuota,
 }
 
-/// One target.
+/// The state of one target.
 pub struct Target<E: Env> {
     /// The number of the target.
     pub id: TargetId,
@@ -108,7 +110,7 @@ pub struct Target<E: Env> {
     pub queues: TargetQueues,
     /// Sessions that the target knows.
     pub sessions: KnownSessions,
-    /// Sessions of an earlier run that have not presented what they hold.
+    /// Sessions of an earlier run that have not presented their locks and opens.
     pub reclaim: Reclaim,
     /// Which inodes are open, and for which sessions.
     pub files: OpenFiles,
@@ -123,8 +125,8 @@ pub struct Target<E: Env> {
 }
 
 impl<E: Env> Target<E> {
-    /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. Stable when it
-    /// returns, because numbers of operations and locks build on it.
+    /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. It is stable
+    /// when this returns, because numbers of operations and locks build on it.
     pub async fn begin(&self, env: &E, home: HomeRecord) -> Result<()> {
         let lsn = self.append(self.place.begin(home), Order::Plain);
         self.zone.stable(lsn).await?;
@@ -143,7 +145,7 @@ impl<E: Env> Target<E> {
         self.zone.stable(lsn).await
     }
 
-    /// Whether the registry that is kept here binds a key to the tree of this project.
+    /// Returns whether the registry that is kept here binds a key to the tree of this project.
     pub fn is_bound(&self, project: u32) -> bool {
         self.place
             .keys
@@ -191,7 +193,8 @@ impl<E: Env> Target<E> {
         lsn
     }
 
-    /// Most blocks that one record can name, if each were an extent of its own, including what it replaces.
+    /// The most blocks that one record can name, if each were an extent of its own, including the blocks that it
+    /// replaces.
     pub fn record_blocks_max(&self) -> u64 {
         (self.zone.record_bytes_max() / DELAYED_SHARE * (DELAYED_SHARE - 1))
             .saturating_sub(RECORD_SPARE_BYTES)
@@ -205,19 +208,19 @@ impl<E: Env> Target<E> {
         self.zone.kept(lsn).await
     }
 
-    /// Whether the session is alive here.
+    /// Returns whether the session is alive on this target.
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.has(session)
     }
 
-    /// Registers a change that another target executes here for a session, as `RequestCx::land` does. `None` if
-    /// everything that this begin of the session held is released. A session that is only stopped may still finish what
-    /// it has begun on other targets.
+    /// Registers a change that another target executes here for a session, as `RequestCx::land` does. Returns `None` if
+    /// everything that this begin of the session held is released. A session that is only stopped may still finish
+    /// operations that it has begun on other targets.
     pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<InFlight> {
         (self.sessions.begin_of_any(session) == Some(begin)).then(|| self.queues.in_flight.start(session))
     }
 
-    /// Whether nothing is appended any more.
+    /// Returns whether nothing is appended any more.
     pub fn is_closed(&self) -> bool {
         self.closed.get()
     }
@@ -239,19 +242,19 @@ impl<E: Env> Target<E> {
         });
     }
 
-    /// Waits until every session of an earlier run has presented what it holds, or has ended.
+    /// Waits until every session of an earlier run has presented its locks and opens, or has ended.
     pub async fn recovered(&self) {
         self.reclaim.over().await;
     }
 
-    /// Whether a session other than this one has the file open for writing, or may have it open because not all have
-    /// reconnected yet.
+    /// Returns whether a session other than this one has the file open for writing, or may have it open because not all
+    /// have reconnected yet.
     pub fn written_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
         !self.reclaim.is_over() || self.files.open.borrow().has_other_writer(session, ino)
     }
 
-    /// A token for attributes that a reply shows, in the step that reads them. A spread file's are gathered over
-    /// targets and have none.
+    /// A token for the attributes that a reply contains, in the step that reads them. The attributes of a spread file
+    /// are gathered over targets, and get no token.
     pub fn grant_attributes(&self, now_ns: u64, session: SessionId, view: &InodeView) -> Option<TokenGrant> {
         if !self.coherence.tokens.on() || view.spread || !self.has_session(session) {
             return None;
@@ -266,6 +269,16 @@ impl<E: Env> Target<E> {
             return None;
         }
         self.coherence.tokens.grant(now_ns, session, TokenKey::Name(dir, name.token_hash()), false)
+    }
+
+    /// A token for the names of a directory, in the step in which the session changes them. `is_first`: the session has
+    /// just made the only name, so it knows all of them. Otherwise it has to hold the token already.
+    pub fn grant_listing(&self, now_ns: u64, session: SessionId, dir: Ino, is_first: bool) -> Option<TokenGrant> {
+        let (tokens, key) = (&self.coherence.tokens, TokenKey::Listing(dir));
+        match is_first && self.has_session(session) {
+            true => tokens.grant(now_ns, session, key, false),
+            false => tokens.renew(now_ns, session, key),
+        }
     }
 
     /// Byte address on the disk of a data block.
@@ -285,30 +298,25 @@ impl<E: Env> Target<E> {
         Errno::Io
     }
 
-    /// Takes a step that only reads metadata. If it needs an item that is not in memory, the item is read from the zone
-    /// and the step is taken again.
+    /// Takes a step that only reads metadata. If the step needs an item that is not in memory, the item is read from
+    /// the zone, and the step is taken again.
     ///
     /// Errors: those of the step, `Io` if an item cannot be read.
     pub async fn step<T>(&self, step: impl Fn(&MetaStore) -> Result<Outcome<T>>) -> Result<T> {
         loop {
-            let key = match step(&self.meta.borrow())? {
-                Outcome::Done(done) => return Ok(done),
+            let outcome = self.meta.borrow().attempt(&step);
+            let key = match outcome {
+                Outcome::Done(done) => match done? {
+                    Outcome::Done(done) => return Ok(done),
+                    Outcome::Absent(key) => key,
+                },
                 Outcome::Absent(key) => key,
             };
-            let read = self.zone.get(&key).await;
-            // What was read is what the item is at this moment, as the store and the log change in one step.
-            let loaded = match &read {
-                Ok(value) => self.meta.borrow_mut().load_absent(&key, value.as_deref()),
-                Err(e) => Err(e.to_string()),
-            };
-            if let Err(text) = loaded {
-                tracing::error!("{}: metadata cannot be read: {text}", self.id);
-                return Err(Errno::Io);
-            }
+            self.load(&key).await?;
         }
     }
 
-    /// Whether the inode is a regular file of this target.
+    /// Returns whether the inode is a regular file of this target.
     ///
     /// Errors: `Stale` if there is none, `Inval` if it is something else.
     pub fn check_file(&self, ino: Ino) -> Result<()> {

@@ -15,6 +15,9 @@
 //! If that fails, the mount has taken the write, and it has happened; else the program makes the real call. The same
 //! holds for all other reasons for which a program may not post any longer.
 //!
+//! A mount that allows posts again first refuses what was posted while it was stopped. Such a program may see the new
+//! limit, so it looks at its slot as well, after the limit.
+//!
 //! | state of position `p` | the next one | by |
 //! |---|---|---|
 //! | `FREE` | `POSTED`; `FREE` of `p + slots` if it is given up | the claimer |
@@ -140,7 +143,9 @@ pub fn post(head: &RingHead, slots: &[PostSlot], claim: Claim, what: Post, may_s
         return false;
     }
     fence(SeqCst);
-    if end <= head.limit.0.load(SeqCst) && may_still() {
+    let is_allowed = end <= head.limit.0.load(SeqCst) && may_still();
+    // The limit may be a new one, from after a stop whose posts the mount has refused.
+    if is_allowed && slot.state.load(SeqCst) != state(before, REFUSED) {
         return true;
     }
     match slot.state.compare_exchange(state(before, POSTED), state(behind, FREE), SeqCst, Acquire) {

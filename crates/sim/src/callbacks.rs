@@ -7,14 +7,14 @@
 //! Validity of these faults. A connection keeps the order of its bytes, but the protocol promises none between pushes
 //! and replies, nor between requests: pushes of one server come from several workers and are queued as they reach the
 //! one with the connections, a client's handler may be scheduled late, and requests are executed in any order. So whole
-//! frames are delayed here while other frames of the connection pass; for both sides that looks like a late handler at
+//! frames are delayed here while other frames of the connection pass; to both sides this looks like a late handler at
 //! the other end.
 //! * **Late**: a push, or the request that answers one, is delayed, for a microsecond up to more than half of the time
 //!   in which it has to be answered. Repetitions of it meanwhile wait with it.
 //! * **Repeated**: a push arrives once or twice more, at once or up to twice that time later, on the same connection.
 //! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection continues: the server
-//!   has to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
-//!   breaks. Or an answer arrives, and the connection breaks before its reply.
+//!   has to send it again. Or a push or an answer is lost as on a stream: together with everything that follows it, and
+//!   the connection breaks. Or an answer arrives, and the connection breaks before its reply.
 //!
 //! A mount that sends nothing for the whole time may be ended, so of each `CALLBACK_DEADLINE` a pair of nodes has
 //! `WHOLE` of it without long faults, cuts and stops included (`Callbacks::room`).
@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Of each `CALLBACK_DEADLINE`, the part without long faults.
+/// The part of each `CALLBACK_DEADLINE` that has no long faults.
 const WHOLE: Duration = Duration::from_secs(4);
 /// Shorter faults do not count as long ones: other mounts need not wait because of them.
 const SHORT: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ const SENT_AGAIN_WITHIN: Duration = Duration::from_nanos(CALLBACK_DEADLINE.as_na
 /// Longest time for which a connection lives that has lost a message.
 const DEAF: Duration = Duration::from_secs(2);
 
-/// What happened.
+/// The events of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pushes that were held back.
@@ -60,7 +60,7 @@ pub struct Counts {
     pub after_return: u64,
     /// Copies of that kind that came to mounts with a newer lock on the same object.
     pub with_newer: u64,
-    /// Pushes that were lost alone.
+    /// Pushes that were lost without other messages.
     pub lost: u64,
     /// Pushes that were lost with their connections.
     pub lost_with_connection: u64,
@@ -102,7 +102,7 @@ struct Seen {
 /// Faults of callbacks; see the module.
 pub struct Callbacks {
     dice: Dice,
-    /// One message in this many meets a fault.
+    /// One message in this many suffers a fault.
     one_in: u64,
     pipes: BTreeMap<(u64, bool), Frames>,
     /// When the present stretch of long faults between two nodes began.
@@ -114,7 +114,7 @@ pub struct Callbacks {
     /// Locks that a node returns with the next ones, though it uses them, if that bug is planted.
     mistaken: BTreeMap<String, u64>,
     seen: Seen,
-    /// What happened so far.
+    /// The events so far.
     pub counts: Counts,
     /// Faults since they were noted last, with their times.
     pub told: Vec<(Time, String)>,
@@ -143,7 +143,7 @@ enum Fate {
     Again(Vec<Time>),
     /// Does not come.
     Lost,
-    /// Neither it nor anything after it comes, and the connection breaks then.
+    /// Neither this message nor anything after it arrives, and then the connection breaks.
     Deaf(Time),
     /// Comes, and the connection breaks then.
     Breaks(Time),
@@ -169,7 +169,7 @@ impl Callbacks {
         SharedCallbacks(Rc::new(RefCell::new(callbacks)))
     }
 
-    /// How often a fault meets a message, for people.
+    /// Returns how often a fault meets a message, for people.
     pub fn describe(&self) -> String {
         format!("one callback in {} meets a fault", self.one_in)
     }
@@ -228,7 +228,8 @@ impl Callbacks {
         }
     }
 
-    /// Whether a frame is inspected whole: those without a payload that may be callbacks, answers, or concern locks.
+    /// Returns whether a frame is inspected whole: those without a payload that may be callbacks, answers, or concern
+    /// locks.
     fn looks_at(&self, leg: &Leg<'_>, head: &Head) -> bool {
         head.payload_len == 0
             && match head.kind {

@@ -1,6 +1,6 @@
 //! `Cluster`: servers and mounts on simulated nodes, started, crashed and started again at will.
 //!
-//! Owns: the nodes, what the mounts are configured with, waiting for them. `servers` has the same for the servers. Does
+//! Owns: the nodes, the configuration of the mounts, and waiting for them. `servers` has the same for the servers. Does
 //! not own: when faults happen (`run`), what programs do.
 //!
 //! Two shapes: servers and mounts on nodes of their own with a network between, or the first server and the first mount
@@ -83,6 +83,8 @@ pub struct Shape {
     pub tunables: Vec<(String, String)>,
     /// Tunables of the servers.
     pub server_tunables: Vec<(String, String)>,
+    /// Memory of each target for inodes. 0: none stays longer than a request.
+    pub inodes_bytes: Option<usize>,
     /// The environment.
     pub sim: SimConfig,
     /// How connections over the network are protected.
@@ -97,10 +99,10 @@ impl Shape {
         Shape::with(seed, None, None)
     }
 
-    /// As `of_seed`, with given numbers of servers and mounts, within the limits.
+    /// Works as `of_seed`, with given numbers of servers and mounts, within the limits.
     pub fn with(seed: u64, servers: Option<usize>, mounts: Option<usize>) -> Shape {
-        // These choices have random numbers of their own: a seed with one server keeps the meaning that it had when
-        // there was never more than one.
+        // These choices use separate random numbers, so that a seed with one server has the same meaning as before
+        // there could be several.
         let mut several = Dice::new(seed, 8);
         let by_seed = [1, 1, 1, 2, 3, 4][several.below(6) as usize];
         let servers = servers.unwrap_or(by_seed).clamp(1, SERVERS.len());
@@ -170,6 +172,7 @@ impl Shape {
             zone_bytes: 64 << 20,
             tunables,
             server_tunables,
+            inodes_bytes: Dice::new(seed, 41).one_in(3).then_some(0),
             sim,
             secure: Secure::Off,
             holder_known_gone: dice.one_in(2),
@@ -277,7 +280,7 @@ impl Cluster {
         self.mount_at(0).await
     }
 
-    /// As `mount`, on the node of mount `which`.
+    /// Works as `mount`, on the node of mount `which`.
     ///
     /// Errors: the line with which the mount ended.
     pub async fn mount_at(&self, which: usize) -> Result<Mount, String> {

@@ -39,7 +39,7 @@ impl Dice {
         range.start + self.below(range.end.saturating_sub(range.start))
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

@@ -1,8 +1,8 @@
 //! `Generator`: which call a program makes next.
 //!
-//! Owns: the choice, weighted by a temper that is drawn once per program, so that runs differ in what they stress. Does
-//! not own: what the call should return. Most calls succeed, according to the state of the reference; the rest are
-//! refused, for reasons of every kind.
+//! Owns: the choice, weighted by a temper that is drawn once per program, so that runs differ in the calls that they
+//! make most. Does not own: what the call should return. Most calls succeed, according to the state of the reference;
+//! the rest are refused, for reasons of every kind.
 
 use crate::dice::Dice;
 use crate::op::{Handle, Name, Op, Stamp};
@@ -13,7 +13,7 @@ use amphi_wire::{RenameMode, XattrMode};
 
 /// With more inodes than this a program mostly removes.
 const NODES_MANY: usize = 28;
-/// With more open files than this a program closes one.
+/// If more files than this are open, a program closes one.
 const OPENS_MANY: usize = 6;
 /// Longest file of a program, bytes.
 const FILE_MOST: u64 = 3 << 20;
@@ -160,7 +160,7 @@ impl Generator {
         }
     }
 
-    /// Whether a signal ends the wait for the call, and after how many microseconds.
+    /// Returns whether a signal ends the wait for the call, and after how many microseconds.
     pub fn interrupt_us(&mut self, r: &Reference, op: &Op) -> Option<u64> {
         // Whether an interrupted call has happened can be seen only if a name leads to the file.
         let ino = match op {

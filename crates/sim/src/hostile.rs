@@ -57,13 +57,13 @@ impl Guise {
         }
     }
 
-    /// Whether the peer may touch nothing of the honest mount.
+    /// Returns whether the peer may touch nothing of the honest mount.
     fn is_bound(self) -> bool {
         matches!(self, Guise::Stranger | Guise::User | Guise::Bound | Guise::Admin)
     }
 }
 
-/// What the attack has led to.
+/// The results of the attack.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Frames sent.
@@ -104,7 +104,7 @@ const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Sends `inputs` frames in one guise.
 ///
-/// Errors: what was not as it must be.
+/// Errors: a description of the property that did not hold.
 pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
     let config = SimConfig { max_steps: u64::MAX, ..SimConfig::default() };
     let sim = Sim::new(seed, config);
@@ -120,7 +120,7 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         (config.log_bytes, config.listen) = (4 << 20, vec![ADDR.into()]);
         // The bytes on the connection have to be readable as frames.
         config.secure = amphi_transport::Secure::Off;
-        // Only a peer without the key is a stranger: the others are admitted, as their names on the socket allow.
+        // Only a peer without the key is a stranger; the others are admitted as the users that the socket reports.
         config.key = (guise == Guise::Stranger).then(|| KEY.to_vec());
         let key = config.key.as_deref().and_then(|key| ClusterKey::new(key).ok());
         let server = Server::start(env.clone(), config).await.map_err(|e| e.line)?;
@@ -151,7 +151,7 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         honest.end().await;
         server.stop().await.map_err(|e| e.line)?;
         drop(server);
-        // Requests that wait for something hold what they are about until their process ends.
+        // Requests that wait for something keep their objects locked until their process ends.
         sim.crash("server", CrashKind::Process);
         let env = sim.node("server");
         if guise != Guise::Server {
@@ -332,7 +332,7 @@ impl Honest {
         }
     }
 
-    /// Whether a server that may have lost the honest mount's session still answers new clients.
+    /// Returns whether a server that may have lost the honest mount's session still answers new clients.
     async fn look_in(&self) -> Result<(), String> {
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
         let (name, timeouts) = ("looks:1".into(), Timeouts::default());
@@ -391,7 +391,7 @@ struct Attack {
 
 /// The number that separates these choices of a seed from others.
 const DICE: u64 = 0x0068_6f73_7469_6c65;
-/// More than there are requests: what is beyond decodes to none.
+/// More than there are requests: numbers beyond the last request do not decode.
 const REQUESTS: u64 = 90;
 /// The key of the mount that is bound to a tree.
 const SECRET: [u8; 32] = [77; 32];
@@ -462,7 +462,7 @@ impl Attack {
         }
     }
 
-    /// Sends a request behind the handshake. False if none is answered for a while.
+    /// Sends a request behind the handshake. Returns false if the server answers no request for a while.
     async fn ask(&self, link: &Rc<Link<SimEnv>>, there: &There) -> bool {
         let Some(slot) = self.free_slot(there).await else { return false };
         let Some(call) = self.call() else { return true };
@@ -500,7 +500,7 @@ impl Attack {
         frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None, identity: None })
     }
 
-    /// Sends one frame. False if the connection is of no use any more.
+    /// Sends one frame. Returns false if the connection is of no use any more.
     async fn send(&self, there: &mut There) -> bool {
         if there.ended.get() {
             return false;
@@ -516,7 +516,7 @@ impl Attack {
                 None => return false,
             },
         };
-        // A damaged frame mostly costs the connection, and with it the answers that are under way.
+        // In most cases a damaged frame ends the connection, and with it the answers that are under way.
         if self.below(if self.guise == Guise::Stranger { 6 } else { 40 }) == 0 {
             self.spoil(&mut bytes);
         }
@@ -539,7 +539,7 @@ impl Attack {
         }
     }
 
-    /// A slot in which nothing is under way. `None`: there is none for a while.
+    /// A slot in which no request is under way. `None`: there is none for a while.
     async fn free_slot(&self, there: &There) -> Option<u16> {
         let mut slot = None;
         for _ in 0..50 {
@@ -552,7 +552,7 @@ impl Attack {
         slot
     }
 
-    /// A request in a free slot. `None`: there is none for a while.
+    /// Makes a request in a free slot. `None`: there is none for a while.
     async fn request(&self, there: &mut There) -> Option<Vec<u8>> {
         let slot = self.free_slot(there).await?;
         let call = self.call()?;

@@ -78,7 +78,7 @@ pub enum Shown {
     Bytes(Vec<u8>),
     /// Nothing: the file ends before.
     Nothing,
-    /// Zeros, since a truncate went by before the kernel knew of it.
+    /// The page contains zeros, because a truncate was executed before the kernel learnt of it.
     Cut,
     /// A store that is not written back yet: other mounts need not see it.
     Unsynced,
@@ -169,7 +169,7 @@ impl Door {
         }
     }
 
-    /// Whether the object to be invalidated stays, by a planted bug.
+    /// Returns whether the object to be invalidated stays, by a planted bug.
     fn forgets(&self, mistake: Mistake) -> bool {
         self.mistake == Some(mistake) && self.count.fetch_add(1, Relaxed).is_multiple_of(3)
     }
@@ -264,7 +264,7 @@ impl Kernel {
         kernel
     }
 
-    /// What the kernel did.
+    /// Counts of what the kernel did.
     pub fn tally(&self) -> Tally {
         self.tally.get()
     }
@@ -426,8 +426,8 @@ impl Kernel {
         lock(&self.kept).moment
     }
 
-    /// An answer with attributes requested at `asked` is given, and arrives late. False if another size is cached
-    /// behind it, so that the mount repeats the request.
+    /// An answer with attributes requested at `asked` is given, and arrives late. Returns false if another size is
+    /// cached behind it, so that the mount repeats the request.
     pub(super) async fn tell(&self, asked: u64, attr: &Attr, life: Duration) -> bool {
         let telling = |by: i32| {
             if let Some(inode) = lock(&self.kept).inodes.get_mut(&attr.ino) {
@@ -476,7 +476,7 @@ impl Kernel {
         true
     }
 
-    /// Attributes as the kernel shows them.
+    /// The size that the kernel shows.
     ///
     /// Errors: those of `getattr`.
     pub async fn size(&self, ctx: &Ctx, ino: Ino) -> Result<u64> {
@@ -491,7 +491,7 @@ impl Kernel {
         self.ask_size(ctx, ino).await
     }
 
-    /// As `size`, with a request whether one is due or not.
+    /// Works as `size`, but always with a request, even if none is needed.
     pub(super) async fn ask_size(&self, ctx: &Ctx, ino: Ino) -> Result<u64> {
         loop {
             let (asked, rule) = (self.moment(), self.client.rule());
@@ -507,8 +507,8 @@ impl Kernel {
         }
     }
 
-    /// Whether the page `at` is inside the file as far as the kernel knows, without a request: for mappings and the
-    /// like.
+    /// Returns whether the page `at` is inside the file as far as the kernel knows, without a request: for mappings and
+    /// the like.
     pub fn reaches(&self, ino: Ino, at: u64) -> bool {
         lock(&self.kept).inodes.get(&ino).is_none_or(|inode| at * PAGE < inode.size)
     }

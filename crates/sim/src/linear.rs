@@ -21,26 +21,26 @@ pub enum CellOp {
         at: usize,
         /// Number of cells.
         n: usize,
-        /// What the cells hold then.
+        /// The content of the cells afterwards.
         tag: u64,
     },
     /// Writes a cell, if there is one.
     Store {
         /// The cell.
         at: usize,
-        /// What the cell holds then.
+        /// The content of the cell afterwards.
         tag: u64,
     },
     /// Writes `n` cells behind the last one.
     Append {
         /// Number of cells.
         n: usize,
-        /// What the cells hold.
+        /// The values that the cells hold.
         tag: u64,
     },
     /// Writes a cell after the last one, and returns the number of cells after that.
     AppendTold {
-        /// What it holds.
+        /// The value that it holds.
         tag: u64,
     },
     /// Reads up to `n` cells from `at` on.
@@ -50,7 +50,7 @@ pub enum CellOp {
         /// Most cells.
         n: usize,
     },
-    /// Up to `n` cells from `at` on hold 0 then.
+    /// Afterwards up to `n` cells from `at` on contain 0.
     Zero {
         /// First cell.
         at: usize,

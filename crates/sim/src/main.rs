@@ -26,6 +26,9 @@ struct ClusterArgs {
     /// Number of mounts, 1 to 6; without it the seed decides.
     #[arg(long)]
     mounts: Option<usize>,
+    /// Whether servers keep no inode in memory longer than a request, true or false; without it the seed decides.
+    #[arg(long)]
+    forgetful: Option<bool>,
     /// How connections are protected: off, mac or tls; with mac and tls callbacks meet no faults of their own.
     #[arg(long, default_value = "off", value_parser = secure)]
     secure: Secure,
@@ -73,10 +76,10 @@ struct Args {
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
-    /// Prints what the product logs, from this level on: error, warn, info, debug, trace.
+    /// Prints the log of the product, from this level on: error, warn, info, debug, trace.
     #[arg(long)]
     log: Option<tracing_subscriber::filter::LevelFilter>,
-    /// Goes on after a failing seed.
+    /// Continues after a failing seed.
     #[arg(long)]
     keep_going: bool,
 }
@@ -203,7 +206,7 @@ fn main() -> ExitCode {
         (plan.servers, plan.mounts, plan.locks, plan.cells) =
             (args.cluster.servers, args.cluster.mounts, args.locks, args.cells);
         plan.contention = args.contention;
-        plan.secure = args.cluster.secure;
+        (plan.secure, plan.forgetful) = (args.cluster.secure, args.cluster.forgetful);
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
@@ -229,6 +232,7 @@ fn main() -> ExitCode {
                 let (servers, mounts) = (of("servers", args.cluster.servers), of("mounts", args.cluster.mounts));
                 let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
                 let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
+                let forgetful = args.cluster.forgetful.map_or(String::new(), |on| format!(" --forgetful {on}"));
                 let contention = if args.contention { " --contention" } else { "" };
                 let secure = match args.cluster.secure {
                     Secure::Off => String::new(),
@@ -239,7 +243,7 @@ fn main() -> ExitCode {
                     other => format!(" --faults {}", format!("{other:?}").to_lowercase()),
                 };
                 println!(
-                    "replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}{secure}{faults}"
+                    "replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{forgetful}{contention}{secure}{faults}"
                 );
                 failed.push(seed);
                 if !args.keep_going {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Bytes of one read of the walk; odd, so that reads are not aligned.
 const READ_BYTES: u64 = 1_000_003;
 
-/// What an inode holds.
+/// The contents of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Bytes.
@@ -58,7 +58,7 @@ impl Tree {
         self.paths.get(&ino).cloned().unwrap_or_else(|| format!("<{ino}>"))
     }
 
-    /// Where a name leads.
+    /// The inode to which a name leads.
     pub fn find(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         match &self.nodes.get(&dir)?.body {
             Found::Dir(entries) => entries.get(name).copied(),

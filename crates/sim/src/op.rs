@@ -1,7 +1,7 @@
-//! `Op` and `Outcome`: one call on the mount and what it returned, as data.
+//! `Op` and `Outcome`: one call on the mount and its result, as data.
 //!
 //! Owns: the vocabulary in which programs, the reference and the history speak. Does not own: which calls are made
-//! (`generate`), how (`perform`) or what they should return (`reference`).
+//! (`generate`), how (`perform`) or which results they should have (`reference`).
 //!
 //! Calls name inodes by number and open files by a number of the program, so that an operation means the same to the
 //! file system and to the reference.
@@ -87,7 +87,7 @@ pub struct Seen {
     pub ctime: Timespec,
 }
 
-/// What a call returned.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Nothing but success.
@@ -100,7 +100,7 @@ pub enum Outcome {
     Bytes(Vec<u8>),
     /// How many bytes.
     Count(u64),
-    /// Names in order of bytes; a name listed twice stands twice.
+    /// Names in the order of their bytes; a name that was listed twice occurs twice.
     Names(Vec<(Name, Ino)>),
 }
 

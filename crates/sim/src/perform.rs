@@ -263,7 +263,8 @@ pub async fn perform(mounts: &[Client], which: usize, ctx: &Ctx, files: &mut Fil
             Outcome::Done
         }
         Op::SyncAll => {
-            // A mount makes stable what it wrote itself; a program that uses several asks each.
+            // A mount makes stable the changes that it made itself; a program that uses several mounts asks each of
+            // them.
             for mount in mounts {
                 mount.sync_all(ctx).await?;
             }

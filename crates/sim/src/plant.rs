@@ -1,8 +1,8 @@
 //! Planted bugs: faults of the simulation's own layer that the checks must find, which proves that a check that finds
 //! nothing works.
 //!
-//! Owns: the list, and the bugs between a program and the client. Those in the environment and the cluster's
-//! configuration are switched on by `cluster`, those of faults by `run`. The product contains no part of them.
+//! Owns: the list, and the bugs between a program and the client. Bugs in the environment and in the cluster's
+//! configuration are switched on by `cluster`, and bugs of faults by `run`. The product contains no part of them.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile};
 use amphi_env::Buf;
@@ -18,7 +18,7 @@ pub enum Plant {
     SyncLies,
     /// One write in 40 is dropped: found by a read.
     LostWrites,
-    /// One append in 10 is done twice.
+    /// One append in 10 is executed twice.
     TwiceAppended,
     /// Writes are done in two parts, between which others may read.
     SplitWrites,
@@ -29,7 +29,7 @@ pub enum Plant {
     MembersLosePower,
     /// One lock in 10 of those that do not wait is not requested, although the call reports it as held.
     UnaskedLocks,
-    /// Direct reads are done in two parts, as if no lock were held over both.
+    /// Direct reads are executed in two parts, as if no lock covered both.
     UnlockedReads,
     /// One read in 20 returns the result of the last read of the same bytes, as if a cache had kept the bytes in spite
     /// of a callback.
@@ -104,17 +104,17 @@ fn one_in(n: u64) -> bool {
     COUNT.get().is_multiple_of(n)
 }
 
-/// Whether a bug leaves out the lock that is requested now.
+/// Returns whether a bug leaves out the lock that is requested now.
 pub(crate) fn leaves_out_lock() -> bool {
     active() == Some(Plant::UnaskedLocks) && one_in(10)
 }
 
-/// Whether a bug keeps direct writes of shared records in the cache.
+/// Returns whether a bug keeps direct writes of shared records in the cache.
 pub(crate) fn keeps_in_cache() -> bool {
     active() == Some(Plant::CachedRecords)
 }
 
-/// Whether a bug does a change of names once more.
+/// Returns whether a bug does a change of names once more.
 pub(crate) fn does_again() -> bool {
     active() == Some(Plant::TwiceDone) && one_in(20)
 }
@@ -149,7 +149,7 @@ pub(crate) async fn bad_write(
     }
 }
 
-/// A read as a bug does it; `None` leaves it to the caller.
+/// Makes a read with the effect of a bug; `None` leaves the read to the caller.
 pub(crate) async fn bad_read(
     client: &Client,
     ctx: &Ctx,

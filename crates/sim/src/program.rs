@@ -28,7 +28,7 @@ pub const HISTORY_LINES: usize = 400;
 /// for sessions that do not come back, and than the lease of their caches.
 const SETTLES: Duration = Duration::from_secs(200);
 
-/// A program, as its task and the controller share it.
+/// A program, which its task and the controller share.
 pub type SharedProgram = Rc<RefCell<Program>>;
 
 /// A program.
@@ -59,7 +59,7 @@ pub struct Program {
     pub longest: Duration,
     /// The first disagreement.
     pub wrong: Option<String>,
-    /// What happened, newest last.
+    /// The events of the run, newest last.
     pub history: VecDeque<String>,
     /// Print history as it happens.
     pub talks: bool,
@@ -118,7 +118,7 @@ impl Program {
         self.stop = true;
     }
 
-    /// Takes the outcome of the call under way.
+    /// Applies the outcome of the call under way.
     fn settle(&mut self, span: Window, got: Result<Outcome>) {
         let Some((cred, op)) = self.under_way.take() else { return };
         let made = match (&op, &got) {
@@ -209,7 +209,7 @@ impl Program {
         let Some((cred, op)) = self.under_way.take() else { return };
         let mut then = self.reference.clone();
         let span = (Default::default(), Default::default());
-        // A sync that did not return promises nothing; what it may have done is allowed anyway.
+        // A sync that did not return promises nothing, but it may have made changes stable.
         if then.apply(&cred, &op, span, None).is_ok() {
             let effects: Vec<Effect> = then.effects().to_vec();
             self.written.apply(&effects, &then, false);
@@ -263,7 +263,7 @@ impl Reference {
 
 /// Makes the calls of a program until it has none left or is asked to rest, then closes its files.
 ///
-/// Each call goes to one of the mounts, which sees all earlier changes by other mounts.
+/// Each call is made on one of the mounts, which sees all earlier changes by other mounts.
 pub async fn run(env: SimEnv, mounts: Vec<Client>, program: SharedProgram) {
     let mut files = Files::new();
     program.borrow_mut().rests = false;

@@ -5,8 +5,8 @@
 //! whose calls follow one another).
 //!
 //! Inode numbers are those of the file system under test: a call that makes an inode gets the number from the result.
-//! Times are windows: the call began and ended then, so the stamp lies between. Every change is also reported as
-//! `Effect`s.
+//! Times are checked as ranges: a time stamp has to lie between the begin and the end of the call. Every change is also
+//! reported as `Effect`s.
 
 mod data;
 mod names;
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 /// Earliest and latest value of a time stamp.
 pub type Window = (Timespec, Timespec);
 
-/// What an inode holds.
+/// The contents of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Bytes of a file.
@@ -81,7 +81,7 @@ pub enum Reach {
     Disk,
 }
 
-/// A change, as what survives a crash is derived from.
+/// A change, from which the possible states after a crash are derived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// A name now leads to this inode, or to none.
@@ -120,7 +120,7 @@ pub struct Reference {
     /// The top.
     pub root: Ino,
     effects: Vec<Effect>,
-    /// Between the beginning and the end of the present call.
+    /// The time is between the beginning and the end of the present call.
     span: Window,
 }
 
@@ -265,7 +265,7 @@ impl Reference {
         names
     }
 
-    /// Whether `cred` may do what the bits `want` (4 read, 2 write, 1 execute or search) say.
+    /// Returns whether `cred` may do what the bits `want` (4 read, 2 write, 1 execute or search) say.
     pub fn may(&self, cred: &Cred, ino: Ino, want: u16) -> Result<()> {
         let n = self.node(ino)?;
         if cred.uid == 0 {
@@ -295,7 +295,7 @@ impl Reference {
         }
     }
 
-    /// As `stamp`, where POSIX leaves it open whether the time changes.
+    /// Works as `stamp`, where POSIX leaves it open whether the time changes.
     fn may_stamp(&mut self, ino: Ino, m: bool) {
         let end = self.span.1;
         if let Some(n) = self.nodes.get_mut(&ino) {

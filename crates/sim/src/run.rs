@@ -3,10 +3,10 @@
 //! Owns: the order of events; `faults` has those that no program may notice, and their times. Does not own: what is
 //! true (`reference`, `survive`).
 //!
-//! A run is a few episodes. In each, every program makes some calls while servers are killed and restarted and the
-//! network fails; programs must not notice any of that. An episode ends idle, or with a crash that also ends the mount;
-//! then the remaining state is judged and the programs continue from it. At the end everything is compared, the zones
-//! are checked, all is removed, and the space must be free again.
+//! A run is a few episodes. In each episode, every program makes some calls while servers are killed and restarted and
+//! the network fails; programs must not notice any of that. An episode ends in a quiet state, or with a crash that also
+//! ends the mount; then the remaining state is checked, and the programs continue from it. At the end everything is
+//! compared, the zones are checked, all is removed, and the space must be free again.
 
 mod crash;
 mod faults;
@@ -35,7 +35,7 @@ use std::time::Duration;
 /// Virtual time without a finished call after which a run counts as stuck: beyond every time-out of the product.
 const STUCK: Duration = Duration::from_secs(240);
 
-/// How long a mount may use what it cached after its session has ended, and some time more.
+/// The time for which a mount may use its cached values after its session has ended, and some time more.
 const LIFE: Duration = Duration::from_secs(40);
 
 /// Which faults a run may have.
@@ -51,7 +51,7 @@ pub enum Faults {
     All,
 }
 
-/// What to run.
+/// The run to make.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The seed.
@@ -70,12 +70,14 @@ pub struct Plan {
     pub locks: Option<bool>,
     /// Whether tasks use the file of cells, if not by the seed.
     pub cells: Option<bool>,
+    /// Whether servers keep no inode in memory longer than a request, if not by the seed.
+    pub forgetful: Option<bool>,
     /// Whether mounts do nothing but fight for few files.
     pub contention: bool,
     /// A bug that the run must find.
     pub plant: Option<Plant>,
-    /// The protection of connections. With protection, callbacks meet no faults of their own, since these are made of
-    /// frames that are read on their way.
+    /// The protection of connections. With protection, callbacks suffer no faults of their own, because these faults
+    /// are applied to frames that the simulator reads on their way.
     pub secure: Secure,
 }
 
@@ -91,6 +93,7 @@ impl Plan {
             mounts: None,
             locks: None,
             cells: None,
+            forgetful: None,
             contention: false,
             plant: None,
             secure: Secure::Off,
@@ -107,7 +110,7 @@ pub struct Summary {
     pub calls: u64,
     /// Virtual time, ns.
     pub virtual_ns: u64,
-    /// Crashes of one server alone.
+    /// Crashes of only one server.
     pub server_crashes: u64,
     /// Crashes that took the mount.
     pub mount_crashes: u64,
@@ -148,7 +151,7 @@ pub struct Summary {
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// What is wrong.
+    /// The error that was found.
     pub lines: Vec<String>,
     /// The events so far, oldest first.
     pub history: Vec<String>,
@@ -171,9 +174,9 @@ enum End {
     Restart,
     /// The mount is killed.
     MountCrash,
-    /// Mount and server are killed; of several servers some.
+    /// Mount and server are killed; if there are several servers, some of them.
     AllCrash,
-    /// Power is lost; of several servers perhaps that of some alone.
+    /// Power is lost; if there are several servers, perhaps only some of them lose it.
     Power,
     /// Power is lost while programs rest, and the mounts live on.
     PowerOutlived,
@@ -214,6 +217,9 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     }
     let mut shape = Shape::with(plan.seed, plan.servers, mounts);
     shape.secure = plan.secure;
+    if let Some(forgetful) = plan.forgetful {
+        shape.inodes_bytes = forgetful.then_some(0);
+    }
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
         shape.sim.break_one_in = if plan.contention { 80 } else { 300 };
     }
@@ -493,7 +499,7 @@ impl Run {
             }
         }
         let crashes = matches!(end, End::MountCrash | End::AllCrash | End::Power);
-        // After this many calls the mount crashes, if it is to.
+        // After this many calls the mount crashes, if this episode ends with its crash.
         let limit = self.calls_made() + self.roll(calls * (self.programs.len() + self.sharers) as u64);
         let mut last = (self.calls_made(), self.cluster.env.now());
         let mut to_meet = victim;
@@ -528,7 +534,7 @@ impl Run {
         self.programs.iter().map(|p| p.borrow().calls).sum::<u64>() + self.area.borrow().told.calls
     }
 
-    /// How long the longest call took, without waits for locks of applications and for groups.
+    /// Returns how long the longest call took, without waits for locks of applications and for groups.
     fn longest(&self) -> Duration {
         let of_programs = self.programs.iter().map(|p| p.borrow().longest).max().unwrap_or_default();
         of_programs.max(self.area.borrow().told.longest)
@@ -620,7 +626,7 @@ impl Run {
         None
     }
 
-    /// Mounts that have outlived lost power are not told that all is well (Promise S22).
+    /// Mounts that have outlived a loss of power do not get the answer that everything is stable (Promise S22).
     async fn are_told(&self, mounts: &Mounts) -> Checked {
         for (which, mount) in mounts.iter().enumerate() {
             self.note(format!("mount {which} outlived it"));

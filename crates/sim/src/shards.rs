@@ -19,12 +19,12 @@ thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether directories get shards in the run of this thread.
+/// Sets whether directories get shards in the run of this thread.
 pub(crate) fn switch(on: bool) {
     ON.set(on);
 }
 
-/// Whether directories get shards.
+/// Returns whether directories get shards.
 pub(crate) fn are_on() -> bool {
     ON.get()
 }
@@ -33,13 +33,13 @@ fn count_of(dir: Ino) -> u64 {
     2 + dir.local() % 3
 }
 
-/// Whether this many inodes may be left when all that programs made is removed: the root, and its shards if it has
-/// some.
+/// Returns whether this many inodes may be left when all that programs made is removed: the root, and its shards if it
+/// has some.
 pub(crate) fn is_root_alone(inodes: u64) -> bool {
     inodes == 1 || are_on() && inodes == 1 + count_of(Ino::ROOT)
 }
 
-/// Gives a directory shards, if it is one that gets them, and still empty. Of some directories, new sub-directories get
+/// Gives a directory shards, if it is one that gets them, and still empty. In some directories, new sub-directories get
 /// shards when they are made.
 pub(crate) async fn give(client: &Client, dir: Ino) {
     if are_on() && dir.local() % 5 == 1 {

@@ -59,7 +59,7 @@ struct FoughtNames {
     lies_in: BTreeMap<&'static str, Ino>,
 }
 
-/// The file of records, and what was written into it.
+/// The file of records, and the records that were written into it.
 struct RecordArea {
     file: Ino,
     records: Vec<Record>,
@@ -91,7 +91,7 @@ pub struct Happened {
     pub longest: Duration,
     /// The first broken rule.
     pub wrong: Option<String>,
-    /// What happened, newest last.
+    /// The events of the run, newest last.
     pub history: VecDeque<String>,
     /// Print the history as it happens.
     pub talks: bool,
@@ -120,7 +120,7 @@ pub struct Shared {
     next_tag: u64,
     /// The tasks at work.
     pub tasks: Tasks,
-    /// What has happened.
+    /// The events so far.
     pub told: Happened,
 }
 
@@ -178,7 +178,7 @@ impl Shared {
     }
 }
 
-/// Makes the area; what it holds must be made stable before the tasks begin.
+/// Makes the area; its contents must be made stable before the tasks begin.
 pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Result<()> {
     let ctx = Ctx::root();
     let root = client.mkdir(&ctx, Ino::ROOT, DIR.as_bytes(), 0o755).await?.ino;
@@ -240,8 +240,8 @@ fn takes_call(area: &SharedArea, task: usize) -> bool {
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
     let mut sharer =
         Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None, cells: [None, None] };
-    // These choices have random numbers of their own: without locks and cells a seed keeps the meaning that it had
-    // before there were any.
+    // These choices use separate random numbers, so that a seed without locks and cells has the same meaning as before
+    // there were any.
     let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
     let mut cell_dice = Dice::new(dice.clone().bits(), 100 + task as u64);
     loop {

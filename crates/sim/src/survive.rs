@@ -3,9 +3,9 @@
 //! Owns, from the changes that the reference reports: for each name, attribute and byte the set of values that a
 //! crash may leave. Does not own: how the state is read (`observe`).
 //!
-//! Two levels. *Written*: the processes are killed, the machine continues; every acknowledged change is there, but data
-//! written into the mount's cache may be there in part. *Stable*: power is lost; data covered by an fsync is there, and
-//! any later change may be there. At both levels the calls under way may have happened.
+//! There are two levels. *Written*: the processes are killed, the machine continues; every acknowledged change is
+//! there, but data written into the mount's cache may be there in part. *Stable*: power is lost; data covered by an
+//! fsync is there, and any later change may be there. At both levels the calls under way may have happened.
 //!
 //! The sets are for each item, so the check does not require an order that the file system keeps but did not promise;
 //! that a rename is one event is required through the number of names that an inode must have.

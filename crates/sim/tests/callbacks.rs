@@ -70,7 +70,7 @@ fn planted_bugs_are_found() {
     }
 }
 
-/// Goal: a run is a function of its seed. Method: two seeds twice.
+/// Goal: a run is a function of its seed. Method: each of two seeds is run twice.
 #[test]
 fn equal_seeds_give_equal_traces() {
     for seed in 7_300_000..7_300_002 {

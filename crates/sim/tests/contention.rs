@@ -10,12 +10,12 @@ const FOUND_WITHIN: u64 = 10;
 
 /// Seeds that once failed. 455: behind a direct request that had waited for a stopped mount, the next one was evicted
 /// as well. 1444: an open for writing behind its session's last close left others with attributes, by which they
-/// shortened reads. 283: a mount whose server had lost power was greeted as known once its goodbye was lost, and was
-/// told that all data is stable. 4000036: a mount presented its state once more, and that waited for a change that
-/// waited for its lock. 482: a write to a stripe was refused as one to a file that has gone, since its mount was back
-/// on the stripe's target and not yet on the inode's. 1857: a server held a lock that its mount had returned between
-/// two presentations of what it held, the answer to the first of which was lost. 836: a mount returned a lock by its
-/// old id while the answer with the new id was on its way.
+/// shortened reads. Seed 283: a mount whose server had lost power was greeted as known after its goodbye was lost, and
+/// got the answer that all data is stable. 4000036: a mount presented its state once more, and that waited for a change
+/// that waited for its lock. 482: a write to a stripe was refused as one to a file that has gone, since its mount was
+/// back on the stripe's target and not yet on the inode's. 1857: a server held a lock that its mount had returned
+/// between two presentations of what it held, the answer to the first of which was lost. 836: a mount returned a lock
+/// by its old id while the answer with the new id was on its way.
 const KEPT: [u64; 7] = [455, 1444, 283, 4_000_036, 482, 1857, 836];
 
 fn must_agree(plan: &Plan) -> Summary {
@@ -53,13 +53,13 @@ fn even_fights_agree() {
     run((0..SEEDS).map(|i| 4_000_000 + 2 * i));
 }
 
-/// As `even_fights_agree`, on the other core.
+/// The same as `even_fights_agree`, on the other core.
 #[test]
 fn odd_fights_agree() {
     run((0..SEEDS).map(|i| 4_000_001 + 2 * i));
 }
 
-/// Goal: what failed once does not fail again. Method: the kept seeds.
+/// Goal: runs that once failed do not fail again. Method: the kept seeds.
 #[test]
 fn kept_fights_agree() {
     for seed in KEPT {
@@ -81,7 +81,7 @@ fn planted_bugs_are_found() {
     }
 }
 
-/// Goal: a run is a function of its seed. Method: two seeds twice.
+/// Goal: a run is a function of its seed. Method: each of two seeds is run twice.
 #[test]
 fn equal_seeds_give_equal_traces() {
     for seed in 6_000_000..6_000_002 {

@@ -37,7 +37,7 @@ struct Model {
     cells: BTreeMap<u64, Vec<Option<u64>>>,
     /// For each of these cells, the number of the last write, if that write was accepted as a whole.
     accepted: BTreeMap<u64, u64>,
-    /// Its maker has it open.
+    /// The program that made the file has it open.
     open: bool,
     gone: bool,
 }
@@ -71,7 +71,7 @@ struct Task {
     common: Option<Seat>,
 }
 
-/// True if a call succeeded; only a full target may refuse one.
+/// Returns true if a call succeeded; only a full target may refuse one.
 fn went(told: &Shared, what: &str, result: Result<(), Errno>) -> bool {
     match result {
         Ok(()) => true,
@@ -232,7 +232,7 @@ async fn remove(client: &Client, told: &Shared, at: usize) {
     client.unlink(&Ctx::root(), Ino::ROOT, name.as_bytes()).await.expect("removing works on full targets");
 }
 
-/// Each byte of these cells is one of a write that may be there.
+/// Checks that each byte of these cells belongs to a write that may be there.
 async fn look_at(client: &Client, told: &Shared, at: usize, cells: &[u64]) {
     let ctx = Ctx::root();
     let ino = told.borrow().files[at].ino;
@@ -423,7 +423,7 @@ async fn story(cluster: &Cluster, seed: u64, tasks: usize, limit: Option<u64>) -
     (told.refused, told.removed)
 }
 
-/// Of several targets, `targets` are of each server.
+/// Each server has `targets` targets.
 fn fill(servers: usize, targets: u16, mounts: usize, tasks: usize, seeds: std::ops::Range<u64>) {
     play(servers, targets, mounts, tasks, seeds, ZONE, None);
 }
@@ -465,15 +465,15 @@ fn one_server_is_full() {
     fill(1, 1, 3, 3, 8_000_000..8_000_000 + SEEDS);
 }
 
-/// As `one_server_is_full`, on two and three servers.
+/// The same as `one_server_is_full`, on two and three servers.
 #[test]
 fn several_servers_are_full() {
     fill(2, 1, 2, 2, 8_100_000..8_100_000 + SEEDS);
     fill(3, 1, 3, 3, 8_200_000..8_200_000 + SEEDS);
 }
 
-/// As `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of tasks of a
-/// mount that is alone.
+/// The same as `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of
+/// tasks of a mount that is alone.
 #[test]
 fn some_targets_are_full() {
     fill(1, 2, 2, 3, 8_300_000..8_300_000 + SEEDS);

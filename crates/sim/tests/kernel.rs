@@ -15,8 +15,8 @@ const FOUND_WITHIN: u64 = 50;
 const RARE_WITHIN: u64 = 500;
 /// The same where three answers have to cross, which happens in one of some 3,500 seeds.
 const CROSSED_WITHIN: u64 = 10_000;
-/// Seeds of directories that once failed: a listing shown once more since Linux had dropped an answer,
-/// and names of before that were kept under the time of a change.
+/// Seeds of directories that once failed: a listing that was shown again since Linux had dropped an answer, and older
+/// names that were cached under the time of a change.
 const KEPT_DIRECTORIES: [u64; 2] = [1016, 1953];
 
 /// Goal: Promise S1, Promise S2, Promise S3: pages, attributes and names that a kernel shows under a timeout are never
@@ -83,8 +83,8 @@ fn kept_directories_show_what_is_there() {
     assert!(enough.iter().all(|n| *n > SEEDS), "these kernels keep no listings: {sum:?}");
 }
 
-/// Goal: the games of directories find a kernel that shows a listing which is over. Method: each mistake in turn; the
-/// same seeds agree without the mistake.
+/// Goal: the games of directories find a kernel that shows an outdated listing. Method: each mistake in turn; the same
+/// seeds agree without the mistake.
 #[test]
 fn mistakes_with_directories_are_found() {
     // The seed where each was found last comes first.
@@ -99,8 +99,8 @@ fn mistakes_with_directories_are_found() {
 }
 
 /// Goal: a program that appends finds its records by the position of its descriptor, as SEMANTICS promises: under a
-/// file lock always, otherwise if its kernel was told the end and no other mount has changed the file since. Method:
-/// games of two and three mounts whose players append, cut and read one file.
+/// file lock always, otherwise if its kernel got the end and no other mount has changed the file since. Method: games
+/// of two and three mounts whose players append, cut and read one file.
 #[test]
 fn positions_behind_appends_are_right() {
     let mut sum = Tally::default();

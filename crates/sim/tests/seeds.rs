@@ -9,7 +9,7 @@ use amphi_transport::Secure;
 const SEEDS: u64 = 50;
 /// Seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 60;
-/// The same of a bug that shows only if a mount is killed at the right moment: 2 in 100 seeds find it.
+/// The same for a bug that shows only if a mount is killed at the right moment: 2 in 100 seeds find it.
 const RARE_FOUND_WITHIN: u64 = 200;
 
 fn must_agree(plan: &Plan) -> Summary {
@@ -65,7 +65,7 @@ fn even_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_000 + 2 * i));
 }
 
-/// As `even_seeds_agree`, on the other core.
+/// The same as `even_seeds_agree`, on the other core.
 #[test]
 fn odd_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_001 + 2 * i));
@@ -81,7 +81,7 @@ fn protected_clusters_agree() {
     }
 }
 
-/// Goal: a seed that failed once does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as
+/// Goal: a seed that once failed does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as
 /// many servers as when they failed; they are older than locks and cells.
 #[test]
 fn kept_seeds_agree() {

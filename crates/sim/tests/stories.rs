@@ -154,10 +154,10 @@ fn calls_of_an_ended_session_are_not_repeated() {
     assert!(failed > 0, "no call was under way when the network was cut: the story proves nothing");
 }
 
-/// Goal: Promise S22: a mount whose server lost power is not told that all data is stable. This also holds if the
-/// connection by which the mount learned of the loss broke before it could say goodbye, so that the server knows the
-/// session that was begun meanwhile. Method: a sync waits until the server is back; connections break at one of many
-/// later moments.
+/// Goal: Promise S22: a mount whose server lost power does not get the answer that all data is stable. This also holds
+/// if the connection by which the mount learned of the loss broke before it could say goodbye, so that the server knows
+/// the session that was begun meanwhile. Method: a sync waits until the server is back; connections break at one of
+/// many later moments.
 #[test]
 fn a_lost_session_stays_lost() {
     let slow = |shape: &mut Shape| shape.sim.net_ns = 1_000_000..1_100_000;

@@ -1,4 +1,4 @@
-//! Stages from the command line: `copy SOURCE TARGET [no-verify]`; prints what it counted.
+//! Stages from the command line: `copy SOURCE TARGET [no-verify]`; prints its counts.
 //!
 //! Shows how a program uses the crate. The command for people is `amphi stage`.
 

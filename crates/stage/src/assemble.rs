@@ -95,7 +95,8 @@ impl Assembler<'_> {
         }
     }
 
-    /// Gives complete files their attributes; a file that is no longer the copied one is copied again.
+    /// Gives complete files their attributes; if a file of the source is no longer the one that was copied, it is
+    /// copied again.
     pub(crate) fn files(&self, files: &[FileState]) {
         work::each(self.threads, files.len(), self.stop, |n| {
             let (verdict, identity) = {
@@ -213,8 +214,19 @@ impl Assembler<'_> {
         self.take_name(&working, &to)
     }
 
-    /// Removes what the source does not have.
+    /// Removes what the source does not have. If anything of the source failed, nothing is removed: what could not be
+    /// listed may be there.
     pub(crate) fn extras(&self) {
+        let extras = self.found.extras.len();
+        if extras > 0 && self.progress.failed.count() > 0 {
+            let path = self.source.path(&self.source.entries[0]);
+            let why = format!(
+                "nothing is removed from the target, as not all of the source could be read; {extras} entries that were \
+                 not found in the source stay"
+            );
+            self.progress.remarks.add(&path, why);
+            return;
+        }
         work::each(self.threads, self.found.extras.len(), self.stop, |n| {
             let (dir, name) = &self.found.extras[n];
             let removed = self.dest.tree.dir(&self.source.names, *dir).and_then(|dir| remove::whatever(&dir, name));
@@ -276,7 +288,7 @@ fn word(what: FileType) -> &'static str {
 /// Entries by how they are made.
 #[derive(Default)]
 pub(crate) struct Kinds {
-    /// Regular files, each once.
+    /// Regular files, each of them once.
     pub(crate) files: Vec<u32>,
     /// Symbolic links and special files.
     pub(crate) others: Vec<u32>,
@@ -285,7 +297,8 @@ pub(crate) struct Kinds {
 }
 
 impl Kinds {
-    /// Of a source. Of the names of a file, one that the target `has` already comes first.
+    /// Finds the kinds of the entries of a source. Among the names of a file, a name that the target `has` already
+    /// comes first.
     pub(crate) fn of(source: &Source, has: impl Fn(u32, &Entry) -> bool) -> Kinds {
         let mut firsts: BTreeMap<(u64, u64), u32> = BTreeMap::new();
         let several = |entry: &Entry| entry.own.is_none() && entry.stat.st_nlink > 1;

@@ -2,8 +2,8 @@
 //!
 //! Owns how they are carried over and the record of those that were not kept. An entry is opened by its name once,
 //! without following links, and all calls use the open file. Afterwards the target is read back: a file system that
-//! accepts a change without keeping it is detected. Not carried: the flags of `chattr`, and times of creation and of
-//! change.
+//! accepts a change without keeping it is detected. The flags of `chattr`, and times of creation and of change, are not
+//! preserved.
 
 use crate::dirs::{Place, by_descriptor};
 use crate::entries::kind;
@@ -13,25 +13,25 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
-/// Largest list of names and largest value that Linux has.
+/// Largest list of names and largest value that Linux permits.
 const XATTR_MAX: usize = 64 << 10;
 /// Room for the names that most files have.
 const XATTR_FEW: usize = 1 << 10;
 const SET_IDS: u32 = 0o6000;
 /// A label of the machine's policy, which itself determines the label of a new file.
 const SELINUX: &str = "security.selinux";
-/// Attributes that a new file may have got from its folder and that go if the source has none.
+/// Attributes that a new file may have inherited from its folder, and that are removed if the source has none.
 const INHERITED: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
-/// What came of it.
+/// The result of setting the attributes.
 pub(crate) enum Applied {
-    /// These were not kept.
+    /// All others were set; these could not be preserved.
     Done(Vec<String>),
     /// The source is no longer what was copied.
     Changed,
 }
 
-/// Why it failed altogether.
+/// The reason why it failed altogether.
 pub(crate) enum Trouble {
     Source(Errno),
     Target(Errno),
@@ -53,10 +53,10 @@ pub(crate) fn apply(from: &Place<'_>, to: &Place<'_>, accepts: impl FnOnce(&Stat
     let owned = owner(&target, &want, &has, &mut lost).map_err(Trouble::Target)?;
     let changed = xattrs(&source, &target, kind(&want) == FileType::Symlink, &mut lost)?;
     if kind(&want) != FileType::Symlink {
-        // A program that runs with the rights of its owner must not get those of another one.
+        // A program that runs with the rights of its owner must not get the rights of another owner.
         let dropped = if owned { 0 } else { want.st_mode & SET_IDS };
         let mode = want.st_mode & 0o7777 & !dropped;
-        // A new owner clears bits of the mode, a list of access sets some.
+        // A new owner clears bits of the mode, and an access control list sets some.
         let now = match (has.st_uid, has.st_gid) == (want.st_uid, want.st_gid) && !changed {
             true => has,
             false => fs::fstat(&target).map_err(Trouble::Target)?,
@@ -112,7 +112,7 @@ fn owner(target: &OwnedFd, want: &Stat, has: &Stat, lost: &mut Vec<String>) -> R
     Ok(group_kept && has.st_uid == want.st_uid)
 }
 
-/// Names of the extended attributes; file systems without any have none.
+/// Names of the extended attributes; the list is empty on file systems without any.
 fn list(fd: &OwnedFd) -> Result<BTreeSet<String>, Errno> {
     let (path, mut names) = (by_descriptor(fd), vec![0; XATTR_FEW]);
     let mut listed = fs::listxattr(path.as_str(), &mut names[..]);

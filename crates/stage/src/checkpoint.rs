@@ -2,8 +2,8 @@
 //! journal.
 //!
 //! Owns the bytes that are not durable yet and their bound: `reserve` waits while a kill would lose more than
-//! `limit_bytes`. The thread that finds a checkpoint due does it, the others copy on. Invariant: records of pieces are
-//! appended only after the bytes of all of them were made stable.
+//! `limit_bytes`. The thread that finds a checkpoint due writes it, while the others continue to copy. Invariant:
+//! records of pieces are appended only after the bytes of all of them were made stable.
 
 use crate::error::Error;
 use crate::journal::Journal;
@@ -21,9 +21,9 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_secs(5);
 /// Records that wait for a checkpoint at most: small files have few bytes.
 const RECORDS_MAX: usize = 16 << 10;
-/// How often a waiting thread looks whether the stage was stopped.
+/// How often a waiting thread checks whether the stage was stopped.
 const LOOK: Duration = Duration::from_millis(50);
-/// Comparisons go into the journal this often; losing some costs only that they are done again.
+/// Comparisons are recorded in the journal this often; if some are lost, they are only made again.
 const COMPARED_PERIOD: Duration = Duration::from_millis(50);
 
 /// A clock that only goes forward.
@@ -39,7 +39,7 @@ struct State {
     /// Records of the written bytes, in order, with the bytes that they describe.
     done: Vec<Record>,
     done_bytes: u64,
-    /// Some of it is not stable yet.
+    /// Some bytes of the file are not stable yet.
     unsynced: bool,
     /// A thread does a checkpoint.
     running: bool,
@@ -74,7 +74,8 @@ impl<'a> Checkpoints<'a> {
         Checkpoints { stable, journal, journal_path, limit_bytes, state, changed: Condvar::new(), stop }
     }
 
-    /// Waits until this many bytes may be written. Each has to be told to `finish` or `cancel`. False: stopped.
+    /// Waits until this many bytes may be written. Each reservation has to end with `finish` or `cancel`. False:
+    /// stopped.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         let mut state = lock(&self.state);
         loop {

@@ -1,6 +1,6 @@
 //! Reading back: every copied piece is compared with the bytes that were read from the source.
 //!
-//! Owns the way past the page cache and the comparison: by checksum, and by the length of the file. Data where the
+//! Owns the reads past the page cache, and the comparison by checksum and by the length of the file. Data where the
 //! source has a hole is compared too: it has to be zeros. Pieces that an earlier run compared are not read again.
 
 use crate::buffer::{ALIGN, Buffer};
@@ -113,7 +113,8 @@ impl Comparer<'_> {
         self.compared(n, index, equal);
     }
 
-    /// Opens the copy for direct reads, or drops its pages from the page cache. None: it has not this size.
+    /// Opens the copy for direct reads, or drops its pages from the page cache. `None`: the copy does not have this
+    /// size.
     fn open(&self, n: u32, size: u64) -> Result<Option<Opened>, Errno> {
         let place = self.dest.working(self.source, self.entry(n))?;
         let (fd, direct) = match place.open_own(OFlags::RDONLY | OFlags::DIRECT) {
@@ -126,7 +127,7 @@ impl Comparer<'_> {
         Ok((stat.st_size as u64 == size).then(|| Opened { fd, direct, asks: holes::may_have(&stat) }))
     }
 
-    /// Whether a piece of the target is what was written.
+    /// Returns whether a piece of the target contains the bytes that were written.
     fn compare(&self, n: u32, mut opened: Opened, index: u64, size: u64, buffer: &mut Buffer) -> Result<bool, Errno> {
         let range = range(index, self.piece_bytes, size);
         let written = self.files[n as usize].state().pieces.get(&index).copied();

@@ -1,7 +1,7 @@
 //! The checksum of a piece of a file: CRC-32C of its bytes as a reader sees them, holes as zeros.
 //!
-//! Owns the arithmetic that makes a hole cost a few operations whatever its length is. So the checksum does not depend
-//! on where source and target have holes, and both are compared by what they say.
+//! Owns the arithmetic by which a hole costs only a few operations, whatever its length. So the checksum does not
+//! depend on where source and target have holes, and both are compared by their content.
 
 /// A checksum that grows along a piece.
 #[derive(Clone, Copy, Default)]

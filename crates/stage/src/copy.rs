@@ -39,11 +39,11 @@ enum Task {
     Piece(u32, u64),
 }
 
-/// Why a piece was not copied.
+/// The reason why a piece was not copied.
 enum Trouble {
     /// The source cannot be read.
     Source(Errno),
-    /// The source is not what it was.
+    /// The source has changed.
     Changed(&'static str),
     /// The target cannot be written.
     Target(Errno),
@@ -66,7 +66,7 @@ pub(crate) struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Copies what is to be copied of all files; returns when it is durable.
+    /// Copies the missing parts of all files; returns when they are durable.
     pub(crate) fn run(&self, threads: usize) {
         let is_todo = |n: &u32| self.files[*n as usize].state().verdict == Verdict::Todo;
         let mut todo: Vec<u32> = (0..self.files.len() as u32).filter(is_todo).collect();
@@ -119,7 +119,8 @@ impl Copier<'_> {
         Ok((fd, stat))
     }
 
-    /// A fresh file of the target. It gets its size at once if there are holes or threads that write behind each other.
+    /// A fresh file of the target. It gets its size at once if there are holes, or threads that write one behind the
+    /// other.
     fn create(&self, n: u32, stat: &Stat) -> Result<OwnedFd, Trouble> {
         let place = self.dest.working(self.source, self.entry(n)).map_err(Trouble::Target)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;

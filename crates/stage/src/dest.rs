@@ -1,4 +1,4 @@
-//! The place of the entries of the target during the stage.
+//! The names and places of the target's entries during the stage.
 //!
 //! Owns the names: a new tree is filled under a temporary name of its root; during an update each entry that is copied
 //! again gets a temporary name next to the entry that it replaces. Owns the form of these names as well.
@@ -22,7 +22,7 @@ const ID_DIGITS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StageId(pub(crate) u32);
 
-/// The prefix of a temporary name of any stage: `.NAME.stage-`. Of a name that would become too long it has the
+/// The prefix of a temporary name of any stage: `.NAME.stage-`. If the name would become too long, it consists of the
 /// beginning and a checksum.
 fn beginning(name: &OsStr) -> Vec<u8> {
     let name = name.as_bytes();
@@ -53,7 +53,7 @@ pub(crate) fn stage_of(name: &OsStr, found: &OsStr) -> Option<StageId> {
     u32::from_str_radix(digits, 16).ok().map(StageId)
 }
 
-/// Whether a name can be the temporary name of an entry of this stage.
+/// Returns whether a name can be the temporary name of an entry of this stage.
 pub(crate) fn is_of_stage(found: &OsStr, id: StageId) -> bool {
     let end = format!("{MARK}{:08x}", id.0);
     found.as_bytes().starts_with(b".") && found.as_bytes().ends_with(end.as_bytes())
@@ -64,7 +64,7 @@ pub(crate) fn is_of_stage(found: &OsStr, id: StageId) -> bool {
 pub(crate) enum Naming {
     /// The root has a temporary name until the end.
     Whole,
-    /// Each entry that is copied again has one.
+    /// Each entry that is copied again has a temporary name.
     Each(StageId),
 }
 

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
 
-/// Open directories of one side. When there are more, all are closed: the next ones are opened from the top again.
+/// Open directories of one side. When more are open, all are closed, and the next ones are opened from the top again.
 const OPEN_MAX: usize = 256;
 /// How a directory is opened.
 pub(crate) const DIRECTORY: OFlags =
@@ -39,7 +39,7 @@ struct Name {
     name: Box<OsStr>,
 }
 
-/// The names of all directories; the root has none here, since its name differs between the sides.
+/// The names of all directories; the root has no name here, since its name differs between the two sides.
 #[derive(Default)]
 pub(crate) struct Names {
     list: RwLock<Vec<Name>>,
@@ -53,7 +53,7 @@ impl Names {
         DirId(u32::try_from(list.len() - 1).expect("fewer directories than fit into memory"))
     }
 
-    /// How many there are.
+    /// Number of directories.
     pub(crate) fn len(&self) -> usize {
         self.list.read().unwrap_or_else(|e| e.into_inner()).len()
     }
@@ -124,7 +124,7 @@ impl Tree {
         &self.root
     }
 
-    /// A descriptor of a directory. Its position is shared: a listing opens it anew.
+    /// A descriptor of a directory. Its position is shared, so a listing opens it again.
     pub(crate) fn dir(&self, names: &Names, id: DirId) -> Result<Arc<OwnedFd>, Errno> {
         let mut open = lock(&self.open);
         if let Some(fd) = open.get(&id) {
@@ -141,7 +141,7 @@ impl Tree {
         for (at, name) in way.into_iter().rev() {
             fd = Arc::new(fs::openat(&fd, &*name, DIRECTORY, Mode::empty())?);
             found.push((at, fd.clone()));
-            // Of a very deep path, the lowest directories are kept open.
+            // The lowest directories of a very deep path are kept open.
             if found.len() > OPEN_MAX / 4 {
                 found.remove(0);
             }
@@ -160,7 +160,7 @@ impl Tree {
     }
 }
 
-/// The path by which calls that take only paths reach just what the descriptor has open.
+/// The path by which calls that take only paths reach exactly the file that the descriptor has open.
 pub(crate) fn by_descriptor(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }

@@ -1,4 +1,4 @@
-//! Source and target of a stage as they are found: what may be copied where.
+//! Source and target of a stage as they are found: which may be copied to which.
 //!
 //! Owns the refusals before anything is changed: no source, no folder for the target, one inside the other, a target
 //! that exists.
@@ -21,11 +21,11 @@ pub(crate) struct End {
     pub(crate) path: PathBuf,
     pub(crate) base: Arc<OwnedFd>,
     pub(crate) name: OsString,
-    /// None: the name does not exist.
+    /// `None`: the name does not exist.
     pub(crate) stat: Option<Stat>,
 }
 
-/// Both ends.
+/// The two ends: source and target.
 pub(crate) struct Ends {
     pub(crate) source: End,
     pub(crate) target: End,
@@ -48,7 +48,7 @@ impl End {
         Ok(End { path, base, name, stat })
     }
 
-    /// What is there now.
+    /// Looks up the present state of both.
     pub(crate) fn look(&self) -> Result<Option<Stat>, Errno> {
         match fs::statat(&self.base, &*self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -66,7 +66,7 @@ impl End {
         self.stat.is_some_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory)
     }
 
-    /// Whether it is in the directory `other`, or is that directory.
+    /// Returns whether it is in the directory `other`, or is that directory.
     fn is_inside(&self, other: &End) -> Result<bool, Errno> {
         let Some(top) = other.stat.filter(|_| other.is_dir()) else { return Ok(false) };
         let id = |s: &Stat| (s.st_dev, s.st_ino);

@@ -53,7 +53,7 @@ pub(crate) struct Entry {
     /// The root's name is that of the source.
     pub(crate) name: Box<OsStr>,
     pub(crate) stat: Stat,
-    /// The number of the directory, if the entry is one.
+    /// The number of the directory, if the entry is a directory.
     pub(crate) own: Option<DirId>,
 }
 
@@ -68,7 +68,7 @@ impl Entry {
 pub(crate) struct Source {
     pub(crate) tree: Tree,
     pub(crate) names: Names,
-    /// A directory is before what it has.
+    /// A directory comes before its entries.
     pub(crate) entries: Vec<Entry>,
     /// Entries of each directory, by `DirId`.
     pub(crate) children: Vec<Vec<u32>>,

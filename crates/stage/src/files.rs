@@ -12,13 +12,13 @@ use std::sync::{Mutex, MutexGuard};
 /// The known state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The file, or what is missing of it, has to be copied.
+    /// The file, or its missing part, has to be copied.
     Todo,
-    /// Copied as it is in the source.
+    /// The file is copied as it is in the source.
     Whole,
     /// The target had it already.
     Unchanged,
-    /// It changed while it was copied, or differed from the written bytes when it was read back.
+    /// The file changed while it was copied, or its copy differed from the written bytes when it was read back.
     Again(String),
     /// Named among the failures.
     Failed,
@@ -30,11 +30,11 @@ pub(crate) struct Progressing {
     pub(crate) verdict: Verdict,
     /// The source as it is copied.
     pub(crate) identity: Identity,
-    /// Its number in the journal; `None` if the target has no part of it.
+    /// The file's number in the journal; `None` if the target has no part of it.
     pub(crate) number: Option<u32>,
     /// Pieces that are written.
     pub(crate) pieces: BTreeMap<u64, Piece>,
-    /// Pieces that threads still work on.
+    /// Pieces on which threads still work.
     pub(crate) left: u64,
     /// Bytes that count as verified.
     pub(crate) verified_bytes: u64,
@@ -49,7 +49,7 @@ pub(crate) struct FileState {
 }
 
 impl FileState {
-    /// A file with what the journal has recorded of it.
+    /// A file with the journal's record of it.
     pub(crate) fn new(entry: u32, known: Option<KnownFile>) -> FileState {
         let (identity, number, pieces) = match known {
             Some(known) => (known.identity, Some(known.number), known.pieces),
@@ -59,7 +59,7 @@ impl FileState {
         FileState { entry, state: Mutex::new(state) }
     }
 
-    /// Its state.
+    /// The state of the file.
     pub(crate) fn state(&self) -> MutexGuard<'_, Progressing> {
         lock(&self.state)
     }

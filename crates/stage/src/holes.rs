@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-/// Whether a file has fewer blocks than its size needs, so that it is worth requesting holes.
+/// Returns whether a file has fewer blocks than its size needs, so that it is worth requesting holes.
 pub(crate) fn may_have(stat: &Stat) -> bool {
     let blocks = i128::from(stat.st_blocks);
     blocks * 512 < i128::from(stat.st_size)
@@ -32,7 +32,7 @@ pub(crate) fn next_data(file: impl AsFd, range: Range<u64>, asks: bool) -> Resul
     };
     let start = start.max(range.start);
     let end = match fs::seek(&file, SeekFrom::Hole(start.max(range.start))) {
-        // Data began behind the rounded start: the hole that was found is the one before it.
+        // Data began behind the rounded start, so the hole that was found is the one before it.
         Ok(end) if end <= start => range.end.min(start + ALIGN),
         Ok(end) => end.next_multiple_of(ALIGN),
         // The file became shorter; the reading code finds that out.

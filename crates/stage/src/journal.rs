@@ -8,7 +8,7 @@
 pub(crate) mod record;
 
 use crate::entries::Identity;
-use record::Record;
+use record::{NO_TREE, Record};
 use rustix::fs::{self, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const READ_BYTES: usize = 1 << 20;
 pub(crate) struct Piece {
     /// CRC-32C of the piece, holes as zeros.
     pub(crate) crc: u32,
-    /// It was read back and compared.
+    /// The piece was read back and compared.
     pub(crate) compared: bool,
 }
 
@@ -38,12 +38,12 @@ pub(crate) struct KnownFile {
 /// The state from an earlier run.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// The subject of the stage; none: the journal is new.
+    /// The subject of the stage; `None` if the journal is new.
     pub(crate) begin: Option<record::Begin>,
     /// Files by their path below the root.
     pub(crate) files: BTreeMap<Vec<u8>, KnownFile>,
-    /// Device and inode of the tree that was about to get the target's name.
-    pub(crate) publish: Option<(u64, u64)>,
+    /// Inode of the tree that was about to get the target's name.
+    pub(crate) publish: Option<u64>,
     /// Numbers of files that were given.
     pub(crate) next_number: u32,
 }
@@ -68,7 +68,8 @@ impl Known {
                     piece.compared = true;
                 }
             }
-            Record::Publish { dev, ino } => self.publish = Some((dev, ino)),
+            // Many file systems have another device number after each mount, so it says nothing.
+            Record::Publish { dev: _, ino } => self.publish = (ino != NO_TREE).then_some(ino),
         }
     }
 
@@ -78,9 +79,9 @@ impl Known {
     }
 }
 
-/// Why there is no journal to work with.
+/// The reason why no journal is available.
 pub(crate) enum NoJournal {
-    /// Another process has it.
+    /// Another process uses the journal.
     InUse,
     /// The file is no journal, or of another version.
     NotOne,
@@ -100,7 +101,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens or creates a journal, locks it and reads what is in it.
+    /// Opens or creates a journal, locks it and reads its contents.
     pub(crate) fn open(dir: impl AsFd, name: &OsStr, create: bool) -> Result<(Journal, Known), NoJournal> {
         let create = if create { OFlags::CREATE } else { OFlags::empty() };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
@@ -203,7 +204,7 @@ mod tests {
         ]
     }
 
-    /// Goal: a journal that a crash cut at any byte gives what was whole, and no byte that is damaged is believed.
+    /// Goal: a journal that a crash cut at any byte returns its complete records, and no damaged byte is accepted.
     /// Method: all prefixes of a journal; every byte of it changed.
     #[test]
     fn cut_and_damaged_journals() {
@@ -233,6 +234,8 @@ mod tests {
         let file = &known.files[&b"a/\xff\nb".to_vec()];
         assert_eq!(file.number, 1);
         assert_eq!(file.pieces, BTreeMap::from([(5, Piece { crc: 10, compared: false })]));
-        assert_eq!((known.next_number, known.publish), (2, Some((1, 2))));
+        assert_eq!((known.next_number, known.publish), (2, Some(2)));
+        Record::Publish { dev: 0, ino: NO_TREE }.encode(&mut bytes);
+        assert_eq!(parse(&bytes).0.publish, None, "the tree is worked on again");
     }
 }

@@ -1,7 +1,7 @@
 //! Remains of other stages beside the target.
 //!
-//! Owns finding and removing it. An entry is removed only if it has a journal of this crate that no process holds;
-//! other entries with such a name are reported and stay.
+//! Owns finding and removing such remains. An entry is removed only if it has a journal of this crate that no process
+//! holds; other entries with such a name are reported and stay.
 
 use crate::dest::{JOURNAL, StageId, is_of_stage, stage_of, temporary};
 use crate::ends::End;
@@ -10,6 +10,7 @@ use crate::journal::{Journal, NoJournal};
 use crate::remove;
 use crate::report::Progress;
 use crate::walk;
+use crate::whereabouts::{self, Whereabouts};
 use rustix::fs::{self, AtFlags, FileType};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -34,7 +35,7 @@ pub(crate) fn journal(target: &OsStr, id: StageId) -> OsString {
     name
 }
 
-/// Names what other stages left.
+/// Names the files that other stages left.
 pub(crate) fn tell(target: &End, ids: &[StageId], progress: &Progress) {
     for id in ids {
         let path = target.path.with_file_name(temporary(&target.name, *id));
@@ -53,7 +54,7 @@ pub(crate) fn tell(target: &End, ids: &[StageId], progress: &Progress) {
     }
 }
 
-/// Removes what stages left that no process works on.
+/// Removes remains of stages on which no process works.
 pub(crate) fn clean(target: &End, ids: &[StageId], progress: &Progress) -> Result<(), Error> {
     for id in ids {
         let (tree, journal_name) = (temporary(&target.name, *id), journal(&target.name, *id));
@@ -73,6 +74,12 @@ pub(crate) fn clean(target: &End, ids: &[StageId], progress: &Progress) -> Resul
             }
             Err(NoJournal::Failed(e)) => return Err(Error::target("read the journal", &path, e)),
         };
+        if let Some(ino) = known.publish
+            && whereabouts::look(target, *id, ino)? == Whereabouts::Lost
+        {
+            progress.remarks.add(&path, format!("stays: it {}", whereabouts::advice(target, *id)));
+            continue;
+        }
         if known.begin.is_some_and(|begin| begin.mode == 1) {
             clean_update(target, *id)?;
         }
@@ -85,14 +92,23 @@ pub(crate) fn clean(target: &End, ids: &[StageId], progress: &Progress) -> Resul
 }
 
 /// Removes the temporary names that an unfinished update left in the tree of the target.
+///
+/// Errors: the tree cannot be listed whole, so that some of them may be left.
 fn clean_update(target: &End, id: StageId) -> Result<(), Error> {
     if target.stat.is_none_or(|s| FileType::from_raw_mode(s.st_mode) != FileType::Directory) {
         return Ok(());
     }
-    let tree = walk::walk(target.tree(), &target.path, 1, &Progress::default())?;
+    let progress = Progress::default();
+    let tree = walk::walk(target.tree(), &target.path, 1, &progress)?;
     for entry in tree.entries.iter().filter(|e| e.own.is_none() && is_of_stage(&e.name, id)) {
         let removed = tree.place(entry).and_then(|place| remove::whatever(&place.dir, &place.name));
         removed.map_err(|e| Error::target("remove what a stage left", &tree.path(entry), e))?;
     }
-    Ok(())
+    match progress.failed.first().into_iter().next() {
+        None => Ok(()),
+        Some(note) => Err(Error::failed(format!(
+            "{}: {}, so what a stage left there is not removed; clean again as a user who may list it",
+            note.path, note.reason
+        ))),
+    }
 }

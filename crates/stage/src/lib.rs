@@ -5,9 +5,9 @@
 //! command line, the output, nor the exclusion of other programs from the source meanwhile: a source that changes is
 //! detected and is a failure. It is independent of the other crates. docs/design/staging.md has the reasons.
 //!
-//! Invariants: the target has its name only after every file was copied as it was at one moment, read back and compared
-//! (unless that is not wanted), and everything was made stable. Nothing outside source and target is reached, whatever
-//! symbolic links and renames there are.
+//! Invariants: the target gets its name only after every file was copied in the state of one moment, read back and
+//! compared (unless that was switched off), and everything was made stable. The stage reads and changes nothing outside
+//! source and target, whatever symbolic links and renames there are.
 
 #![forbid(unsafe_code)]
 
@@ -35,6 +35,7 @@ mod skeleton;
 mod stable;
 mod stage;
 mod walk;
+mod whereabouts;
 mod work;
 
 pub use error::{Error, ErrorKind, show};

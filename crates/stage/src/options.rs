@@ -9,11 +9,11 @@ use std::path::PathBuf;
 pub enum Existing {
     /// The stage is refused.
     Refuse,
-    /// The copy takes its place at the end, and the old one is removed.
+    /// At the end the copy replaces the target, and the old one is removed.
     Replace,
-    /// It is updated; entries that are missing in the source stay.
+    /// The target is updated; entries that are missing in the source stay.
     Update,
-    /// It is updated, and entries that the source does not have are removed.
+    /// The target is updated, and entries that the source does not have are removed.
     UpdateAndDelete,
 }
 
@@ -73,7 +73,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The usual way.
+    /// The default options.
     pub fn new(source: impl Into<PathBuf>, target: impl Into<PathBuf>) -> Options {
         Options {
             source: source.into(),

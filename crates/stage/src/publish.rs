@@ -2,7 +2,8 @@
 //!
 //! Owns the last steps of a stage into a new tree, and finishing them when they were interrupted. The journal first
 //! names the tree that is about to get the name. A later run that finds this tree under the name therefore knows that
-//! only the replaced tree has to be removed.
+//! only the replaced tree has to be removed. Invariant: once the journal names a tree, only that tree is continued as a
+//! copy; another one under the temporary name is what the copy replaced, and may be the only one of its kind.
 
 use crate::ends::Ends;
 use crate::error::{Error, show};
@@ -28,7 +29,7 @@ pub(crate) fn rename(ends: &Ends, existing: Existing) -> Result<(), Error> {
                      command with --replace"
                 )));
             }
-            // A file system without this flag: a look before takes its place.
+            // If the file system lacks this flag, a check before the rename has to be sufficient.
             Err(Errno::INVAL | Errno::NOSYS) if ends.target.look().map_err(failed)?.is_none() => {
                 return fs::renameat(base, &*temporary, base, name).map_err(failed);
             }

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Directories that are open above each other; what is deeper is moved up first.
+/// Directories that are open above each other; entries that are deeper are moved up first.
 const DEPTH_MAX: usize = 100;
 
 static MOVED: AtomicU64 = AtomicU64::new(0);

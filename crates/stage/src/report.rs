@@ -16,12 +16,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One entry of a tree that failed or was not kept whole.
+/// An entry of a tree that failed, or that was not preserved completely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Its path below the source, the source's own name first.
+    /// The path below the source, beginning with the source's own name.
     pub path: String,
-    /// Its subject and reason.
+    /// The subject and the reason.
     pub reason: String,
 }
 
@@ -33,7 +33,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Adds one.
+    /// Adds one note.
     pub(crate) fn add(&self, path: &Path, reason: impl Into<String>) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut first = lock(&self.first);
@@ -42,7 +42,7 @@ impl Notes {
         }
     }
 
-    /// How many there are.
+    /// Number of notes.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
@@ -96,9 +96,9 @@ pub struct Progress {
     phase: AtomicU8,
     /// Entries found in the source.
     pub entries: Counter,
-    /// Regular files of the source, hard links once.
+    /// Regular files of the source; a file with several hard links counts once.
     pub files: Counter,
-    /// Their bytes by size.
+    /// Sum of the sizes of these files.
     pub bytes: Counter,
     /// Files that this run copied.
     pub copied_files: Counter,
@@ -112,7 +112,7 @@ pub struct Progress {
     pub verified_bytes: Counter,
     /// Bytes of the source whose copies need no comparison: unchanged files.
     pub trusted_bytes: Counter,
-    /// Entries that went since they are gone in the source.
+    /// Entries of the target that were removed because the source does not have them.
     pub deleted: Counter,
     /// Entries that could not be read, or changed under the copy.
     pub failed: Notes,
@@ -133,7 +133,7 @@ impl Progress {
     }
 }
 
-/// Whether the target is whole, and what kind of entries it has.
+/// Whether the target is complete, and what kinds of entries it has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// The target has everything, and every byte that was copied was compared (unless that was not wanted).

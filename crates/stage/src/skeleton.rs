@@ -32,7 +32,7 @@ pub(crate) fn levels(source: &Source) -> Vec<Vec<DirId>> {
     let mut depth = vec![0usize; source.dirs.len()];
     let mut levels: Vec<Vec<DirId>> = Vec::new();
     for n in 0..source.dirs.len() {
-        // A directory has a higher number than the one that it is in.
+        // A directory has a higher number than its parent.
         depth[n] = source.entries[source.dirs[n] as usize].dir.map_or(0, |parent| depth[parent.at()] + 1);
         if levels.len() <= depth[n] {
             levels.resize_with(depth[n] + 1, Vec::new);
@@ -73,7 +73,7 @@ pub(crate) fn make(source: &Source, dest: &Dest, threads: usize, stop: &Stop) ->
     Ok(found.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// Makes a directory that its owner can work in; true: it was there.
+/// Makes a directory in which its owner can work; true means that it existed already.
 fn make_one(source: &Source, dest: &Dest, id: DirId, may_exist: bool) -> Result<bool, Errno> {
     let entry = &source.entries[source.dirs[id.at()] as usize];
     let place = dest.place(source, entry)?;

@@ -51,7 +51,7 @@ impl Stable {
         }
     }
 
-    /// Whether every file must be synced by who wrote it.
+    /// Returns whether the thread that wrote a file has to sync it.
     pub(crate) fn is_each(&self) -> bool {
         self.method == Method::Each
     }
@@ -75,7 +75,7 @@ impl Stable {
     }
 }
 
-/// Whether a directory is in an AmphiFS mount.
+/// Returns whether a directory is in an AmphiFS mount.
 fn is_amphi(dir: &Arc<OwnedFd>) -> bool {
     fs::getxattr(by_descriptor(&**dir), AMPHI_MODE, &mut [0; 64][..]).is_ok()
 }

@@ -8,12 +8,12 @@ use crate::checkpoint::Checkpoints;
 use crate::compare::Comparer;
 use crate::copy::Copier;
 use crate::dest::{Dest, Naming};
-use crate::dirs::Tree;
+use crate::dirs::{DIRECTORY, Tree};
 use crate::ends::{self, Ends};
 use crate::entries::{Identity, Source, kind, size};
 use crate::error::{Error, reason, show};
 use crate::files::{FileState, Verdict};
-use crate::journal::record::{Begin, Record, VERSION};
+use crate::journal::record::{Begin, NO_TREE, Record, VERSION};
 use crate::journal::{Journal, Known, NoJournal};
 use crate::leftovers;
 use crate::options::{Existing, Keep, Leftovers, Options, Verify};
@@ -22,8 +22,9 @@ use crate::report::{Manifest, Phase, Progress};
 use crate::skeleton::{self, Found};
 use crate::stable::Stable;
 use crate::walk;
+use crate::whereabouts::{self, Whereabouts};
 use crate::work::Stop;
-use rustix::fs::{self, AtFlags, FileType};
+use rustix::fs::{self, AtFlags, FileType, Mode};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -59,7 +60,16 @@ pub fn stage(options: &Options, progress: &Progress) -> Result<Manifest, Error> 
         let _ = fs::unlinkat(&ends.target.base, &*leftovers::journal(&ends.target.name, ends.id), AtFlags::empty());
         return Err(Error::refused(format!("{}: has just come into being", show(&ends.target.path))));
     }
+    if let Some(manifest) = finish(&ends, &known)? {
+        return Ok(manifest);
+    }
     let walked = walk::walk(ends.source.tree(), &ends.source.path, options.threads, progress);
+    let walked = walked.and_then(|source| {
+        if ends.updates && options.existing == Existing::UpdateAndDelete {
+            refuse_empty(&ends, &source, progress)?;
+        }
+        Ok(source)
+    });
     let source = match walked {
         Ok(source) => source,
         Err(e) => {
@@ -82,12 +92,17 @@ pub fn stage(options: &Options, progress: &Progress) -> Result<Manifest, Error> 
         stop.check()?;
         stable.sync_dir(&*ends.target.base).map_err(|e| Error::target("make the journal", &ends.target.path, e))?;
     }
+    if known.publish.is_some() {
+        // The tree is changed from here on, and its root may get another inode.
+        checkpoints.record(&[Record::Publish { dev: 0, ino: NO_TREE }]);
+        stop.check()?;
+    }
     let run = Run { options, progress, ends: &ends, source: &source, stable: &stable, stop: &stop, piece_bytes };
     run.all(&checkpoints, known)
 }
 
-/// Bytes of a piece: small enough that every thread can have one within the bound of a crash, and the checkpoint before
-/// it too.
+/// Number of bytes of a piece. It is so small that, within the bound for a crash, every thread can have one piece under
+/// way and the checkpoint before it as many bytes again.
 fn piece_bytes(options: &Options) -> u64 {
     let request = REQUEST_BYTES as u64;
     let share = options.sync_bytes / (2 * options.threads.max(1) as u64);
@@ -123,7 +138,10 @@ fn open_journal(ends: &Ends, create: bool) -> Result<(Journal, Known), Error> {
             show(&ends.target.path),
             reason(e)
         )),
-        NoJournal::Failed(Errno::NOENT) if !create => Error::refused(String::new()),
+        NoJournal::Failed(Errno::NOENT) if !create => Error::refused(format!(
+            "{}: another process has just finished the same stage; look at it",
+            show(&ends.target.path)
+        )),
         NoJournal::Failed(e) => Error::target("open the journal", &ends.beside(&name), e),
     })?;
     let is_other = |known: &Begin| {
@@ -149,25 +167,55 @@ fn open_journal(ends: &Ends, create: bool) -> Result<(Journal, Known), Error> {
 
 /// Finishes a stage whose target has its name already; refuses a target that exists otherwise.
 fn published(ends: &Ends, existing: Existing) -> Result<Option<Manifest>, Error> {
-    let Some(stat) = ends.target.stat else { return Ok(None) };
     if ends.updates {
         return Ok(None);
     }
     let name = leftovers::journal(&ends.target.name, ends.id);
     if fs::statat(&*ends.target.base, &*name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
         let (_journal, known) = open_journal(ends, false)?;
-        if known.publish == Some((stat.st_dev, stat.st_ino)) {
-            publish::tidy_up(ends, &Stable::of(&ends.target.base))?;
-            return Ok(Some(Manifest { complete: true, already: true, ..Manifest::default() }));
+        if let Some(manifest) = finish(ends, &known)? {
+            return Ok(Some(manifest));
         }
     }
-    if existing == Existing::Refuse {
+    if ends.target.stat.is_some() && existing == Existing::Refuse {
         let path = show(&ends.target.path);
         return Err(Error::refused(format!(
             "{path}: exists; give --replace to put the copy in its place, --update to bring it up to date, or another name"
         )));
     }
     Ok(None)
+}
+
+/// Finishes a stage whose journal, which is locked, says that its tree was about to get the name, if the tree has it.
+fn finish(ends: &Ends, known: &Known) -> Result<Option<Manifest>, Error> {
+    let Some(ino) = known.publish else { return Ok(None) };
+    match whereabouts::look(&ends.target, ends.id, ino)? {
+        Whereabouts::Beside | Whereabouts::Gone => Ok(None),
+        Whereabouts::Named => {
+            publish::tidy_up(ends, &Stable::of(&ends.target.base))?;
+            Ok(Some(Manifest { complete: true, already: true, ..Manifest::default() }))
+        }
+        Whereabouts::Lost => {
+            let path = show(&ends.beside(&ends.temporary()));
+            Err(Error::refused(format!("{path}: {}", whereabouts::advice(&ends.target, ends.id))))
+        }
+    }
+}
+
+/// Refuses to bring a target up to date with a source that has nothing at all: it is more likely not mounted than
+/// meant.
+fn refuse_empty(ends: &Ends, source: &Source, progress: &Progress) -> Result<(), Error> {
+    let is_empty = source.entries.len() == 1 && source.entries[0].own.is_some() && progress.failed.count() == 0;
+    let target = || fs::openat(&ends.target.base, &*ends.target.name, DIRECTORY, Mode::empty());
+    if !is_empty || target().and_then(|dir| walk::names(&dir)).is_ok_and(|names| names.is_empty()) {
+        return Ok(());
+    }
+    Err(Error::refused(format!(
+        "{}: is empty, so that --delete would remove everything in {}; look whether the source is mounted, and if it is \
+         meant so, remove that yourself",
+        show(&ends.source.path),
+        show(&ends.target.path)
+    )))
 }
 
 /// A stage whose source is listed and whose journal is open.
@@ -247,7 +295,7 @@ impl Run<'_> {
         self.progress.bytes.add(bytes);
     }
 
-    /// Whether the target of an update has a file already, by size and time of modification.
+    /// Finds out whether the target of an update has a file already, by size and time of modification.
     fn find_unchanged(&self, file: &FileState, found: &Found) {
         let entry = &self.source.entries[file.entry as usize];
         let Some(has) = found.entries.get(&file.entry) else { return };
@@ -323,5 +371,96 @@ impl Run<'_> {
         publish::tidy_up(ends, self.stable)?;
         manifest.complete = true;
         Ok(manifest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs as files;
+
+    /// A folder as a stage leaves it that is killed around its last rename: `new` is the source, and the journal says
+    /// that everything is copied and compared, and which tree was about to get the name.
+    struct Killed {
+        _folder: tempfile::TempDir,
+        options: Options,
+        ends: Ends,
+    }
+
+    impl Killed {
+        fn new(target: Option<&str>, temporary: &str, inode_of: &str) -> Killed {
+            let folder = tempfile::tempdir().expect("folder");
+            let at = |name: &str| folder.path().join(name);
+            let fill = |name: &str, text: &str| {
+                files::create_dir(at(name)).expect("mkdir");
+                files::write(at(name).join("file"), text).expect("write");
+            };
+            fill("source", "new");
+            fill("elsewhere", "other");
+            target.into_iter().for_each(|text| fill("target", text));
+            let options = Options { existing: Existing::Replace, ..Options::new(at("source"), at("target")) };
+            let ends = ends::find(&options).expect("ends");
+            fill(&ends.temporary().to_string_lossy(), temporary);
+            let name = leftovers::journal(&ends.target.name, ends.id);
+            let Ok((mut journal, _)) = Journal::open(&*ends.target.base, &name, true) else { panic!("a journal") };
+            let ino = match inode_of {
+                "temporary" => fs::statat(&*ends.target.base, &*ends.temporary(), AtFlags::SYMLINK_NOFOLLOW),
+                name => fs::stat(at(name)),
+            };
+            let identity = Identity::of(&fs::stat(at("source/file")).expect("stat"));
+            journal
+                .append(&[
+                    Record::Begin(begin(&ends, 1 << 20)),
+                    Record::File { number: 0, identity, path: b"file".to_vec() },
+                    Record::Piece { number: 0, index: 0, crc: crc32c::crc32c(b"new") },
+                    Record::Compared { number: 0, index: 0 },
+                    // The device has another number since it was mounted again.
+                    Record::Publish { dev: 1 << 40, ino: ino.expect("stat").st_ino },
+                ])
+                .expect("append");
+            Killed { _folder: folder, options, ends }
+        }
+
+        /// What is in the target and in the tree beside it.
+        fn both(&self) -> [Option<String>; 2] {
+            let path = |path: &Path| files::read_to_string(path.join("file")).ok();
+            [path(&self.ends.target.path), path(&self.ends.beside(&self.ends.temporary()))]
+        }
+    }
+
+    /// Goal: a stage that was killed around its last rename goes on, also if the device has another number: the old
+    /// tree never gets the name again. Method: the states before and after the rename, with and without a tree that is
+    /// replaced.
+    #[test]
+    fn killed_around_the_last_rename() {
+        for (target, temporary, inode_of, is_done) in [
+            (Some("new"), "old", "target", true),
+            (Some("old"), "new", "temporary", false),
+            (None, "new", "temporary", false),
+        ] {
+            let killed = Killed::new(target, temporary, inode_of);
+            let progress = Progress::default();
+            let manifest = stage(&killed.options, &progress).expect("goes on");
+            assert_eq!((manifest.complete, manifest.already), (true, is_done), "{target:?}");
+            assert_eq!(killed.both(), [Some("new".into()), None], "{target:?}");
+            assert_eq!(progress.copied_bytes.get(), 0, "{target:?}");
+        }
+    }
+
+    /// Goal: a tree beside the target that is not the finished one is never continued as a copy, and never removed.
+    /// Method: one, with a target that is not the finished copy either, and with none; the stage, and cleaning.
+    #[test]
+    fn a_tree_that_was_replaced_is_no_copy() {
+        for target in [Some("any"), None] {
+            let killed = Killed::new(target, "old", "elsewhere");
+            let before = [target.map(String::from), Some("old".into())];
+            let error = stage(&killed.options, &Progress::default()).expect_err("refused");
+            assert!(error.kind == crate::ErrorKind::Refused && error.text.contains("look at both"), "{error}");
+            assert_eq!(killed.both(), before);
+            let progress = Progress::default();
+            clean(&killed.options.target, &progress).expect("cleaned");
+            assert!(progress.remarks.first()[0].reason.contains("stays"), "{:?}", progress.remarks.first());
+            assert_eq!(killed.both(), before);
+        }
     }
 }

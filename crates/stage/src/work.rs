@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Set once, by the first error that ends the stage.
+/// It is set once, by the first error that ends the stage.
 #[derive(Default)]
 pub(crate) struct Stop {
     set: AtomicBool,
@@ -23,7 +23,7 @@ impl Stop {
         self.set.store(true, Ordering::Release);
     }
 
-    /// Whether to end.
+    /// Returns whether to end.
     pub(crate) fn is_set(&self) -> bool {
         self.set.load(Ordering::Acquire)
     }
@@ -39,7 +39,7 @@ impl Stop {
 
 struct Waiting<T> {
     items: VecDeque<T>,
-    /// Items that are worked on.
+    /// Number of items on which threads work.
     active: usize,
 }
 
@@ -85,7 +85,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// An item that is worked on. A panic ends the other threads too, so that none waits for its work.
+/// An item on which a thread works. A panic ends the other threads too, so that none waits for its work.
 struct Taken<'a, T> {
     queue: &'a Queue<T>,
     stop: &'a Stop,

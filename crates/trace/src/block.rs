@@ -1,4 +1,4 @@
-//! Blocks: pieces of a trace that are whole or unread.
+//! Blocks: pieces of a trace, each of which is read completely or not at all.
 //!
 //! A block has a head of 20 bytes and what follows it, little endian:
 //!
@@ -22,7 +22,7 @@ pub const HEAD_BYTES: usize = 20;
 pub const CONTENT_MAX: usize = 1 << 20;
 const MAGIC: &[u8; 4] = b"AmTb";
 
-/// What is in a block.
+/// The content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// [`Header`](crate::Header) as JSON.
@@ -43,12 +43,12 @@ impl Kind {
     }
 }
 
-/// What is wrong in a trace, and where.
+/// An error in a trace, and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Byte of the file.
     pub at: u64,
-    /// What is wrong there.
+    /// The error at that place.
     pub what: String,
     /// The file ends in the middle of a record or block: what was written last is missing, and the rest is valid.
     pub is_cut: bool,
@@ -105,7 +105,7 @@ fn number(bytes: &[u8], at: usize) -> usize {
 }
 
 impl Head {
-    /// Errors: it is none, of another version, or with sizes that no block has.
+    /// Errors: the bytes are no header, belong to another version, or have sizes that no block has.
     pub(crate) fn parse(bytes: &[u8; HEAD_BYTES], at: u64) -> Result<Head, Fault> {
         if &bytes[..4] != MAGIC {
             let what = if at == 0 { "this is no trace of amphi record" } else { "no block begins here" };

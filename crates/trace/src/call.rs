@@ -2,9 +2,9 @@
 
 /// Bits of [`Call::flags`].
 pub mod flags {
-    /// The kernel filled or wrote back pages of its own: no call of a program.
+    /// The kernel filled or wrote back pages of its own, so this is no call of a program.
     pub const OF_PAGES: u32 = 1;
-    /// An open after which the kernel serves reads from its page cache, unseen here.
+    /// After this open the kernel serves reads from its page cache, and the trace does not contain these reads.
     pub const KERNEL_SERVES: u32 = 2;
     /// An open or create with `O_TRUNC`, or a change of attributes that names a size.
     pub const SETS_SIZE: u32 = 4;
@@ -20,9 +20,9 @@ pub mod flags {
     pub const SYNC: u32 = 128;
     /// `O_EXCL`.
     pub const EXCLUSIVE: u32 = 256;
-    /// What was found or made is a directory.
+    /// The inode that was found or made is a directory.
     pub const DIRECTORY: u32 = 512;
-    /// What was found or made is a symbolic link or another special file.
+    /// The inode that was found or made is a symbolic link or another special file.
     pub const SPECIAL: u32 = 1024;
     /// The data alone was synced.
     pub const DATA_ONLY: u32 = 2048;
@@ -32,7 +32,7 @@ pub mod flags {
 
 macro_rules! ops {
     ($($name:ident = $number:literal, $text:literal;)*) => {
-        /// What a call does.
+        /// The operation of a call.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum Op { $(#[doc = $text] $name = $number,)* }
@@ -82,7 +82,7 @@ ops! {
 }
 
 impl Op {
-    /// Whether it moves bytes of a file.
+    /// Returns whether it moves bytes of a file.
     pub fn is_data(self) -> bool {
         matches!(self, Op::Read | Op::Write)
     }
@@ -91,7 +91,7 @@ impl Op {
 /// How a call went inside the mount. The times that it waited are nanoseconds, and do not overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Course {
-    /// Why it went through the cache or past it: a number among the names of `Record::Reasons`.
+    /// The reason why it went through the cache or past it: a number among the names of `Record::Reasons`.
     pub reason: Option<u8>,
     /// A lock of the cluster.
     pub lock_ns: u64,
@@ -104,7 +104,7 @@ pub struct Course {
 /// A call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// When the mount began with it, nanoseconds of the clock that the header names.
     pub start_ns: u64,
@@ -114,7 +114,7 @@ pub struct Call {
     pub tid: u32,
     /// The inode, or the directory of `name`.
     pub ino: u64,
-    /// The open file, 0: none.
+    /// The open file; 0 means none.
     pub handle: u64,
     /// First byte.
     pub offset: u64,
@@ -124,7 +124,7 @@ pub struct Call {
     pub result: i64,
     /// Bits of [`flags`].
     pub flags: u32,
-    /// How it went inside the mount.
+    /// The way in which the mount served the call.
     pub course: Course,
     /// The inode that was found or made, the second directory, or the source of a copy.
     pub other: u64,
@@ -137,7 +137,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call of which nothing but the operation is known yet.
+    /// A call of which only the operation is known yet.
     pub fn new(op: Op) -> Call {
         Call {
             op,
@@ -158,7 +158,7 @@ impl Call {
         }
     }
 
-    /// Whether all bits are set.
+    /// Returns whether all bits are set.
     pub fn has(&self, bits: u32) -> bool {
         self.flags & bits == bits
     }
@@ -168,12 +168,13 @@ impl Call {
         self.start_ns.saturating_add(self.took_ns)
     }
 
-    /// Whether it succeeded.
+    /// Returns whether it succeeded.
     pub fn is_done(&self) -> bool {
         self.result >= 0
     }
 
-    /// The bytes that it moved, as a half-open range; empty for calls that move none. Of a copy, those that it wrote.
+    /// The bytes that the call transferred, as a half-open range; empty for calls that transfer none. For a copy, these
+    /// are the bytes that it wrote.
     pub fn moved(&self) -> (u64, u64) {
         (self.offset, self.offset.saturating_add(self.bytes()))
     }
@@ -195,7 +196,7 @@ impl Call {
 pub struct Caller {
     /// The thread.
     pub tid: u32,
-    /// Its process.
+    /// The process that made the call.
     pub pid: u32,
     /// The name of its program.
     pub program: String,

@@ -1,4 +1,4 @@
-//! Reading a trace: block by block, as far as it goes.
+//! Reading a trace: block by block, up to the first error.
 
 use crate::block::{Fault, HEAD_BYTES, Head, Kind};
 use crate::call::{Call, Caller};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
 
-/// What a trace says of itself first. Fields that are missing in a file are empty.
+/// The first block of a trace, which describes it. Fields that are missing in a file are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Header {
@@ -37,9 +37,9 @@ pub struct Header {
 pub struct End {
     /// When recording ended, by the clock of the trace.
     pub end_ns: u64,
-    /// How the command ended, as a shell says it.
+    /// How the command ended, in the form of a shell's exit status.
     pub exit: i32,
-    /// Why recording ended before the command; empty: it did not.
+    /// The reason why recording ended before the command; empty if it did not.
     pub early: String,
 }
 
@@ -64,7 +64,7 @@ pub struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// From its first byte.
+    /// A reader that begins at the first byte.
     pub fn new(from: R) -> Reader<R> {
         Reader { from, at: 0, ready: VecDeque::new(), seen_header: false, ended: false }
     }
@@ -175,11 +175,11 @@ pub fn records(block: &[u8]) -> Result<Vec<Record>, Fault> {
 /// A whole trace in memory, as far as it could be read.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    /// What it says first.
+    /// The header of the trace.
     pub header: Header,
     /// Calls in the order in which they began.
     pub calls: Vec<Call>,
-    /// Threads that made them.
+    /// Threads that made these calls.
     pub callers: BTreeMap<u32, Caller>,
     /// Paths of inodes below the mount point.
     pub paths: BTreeMap<u64, Box<[u8]>>,
@@ -187,9 +187,9 @@ pub struct Trace {
     pub reasons: Vec<String>,
     /// Calls that were lost for want of room.
     pub lost: u64,
-    /// What it says last.
+    /// The end block of the trace.
     pub end: Option<End>,
-    /// What stopped the reading.
+    /// The error that ended the reading.
     pub fault: Option<Fault>,
 }
 
@@ -197,7 +197,7 @@ pub struct Trace {
 pub const CALLS_MAX: usize = 25_000_000;
 
 impl Trace {
-    /// Reads as far as it goes.
+    /// Reads until the end of the trace or the first damage.
     ///
     /// Errors: not even a header can be read, or there are more than [`CALLS_MAX`] calls.
     pub fn read(from: impl Read) -> Result<Trace, Fault> {
@@ -244,7 +244,7 @@ impl Trace {
         self.callers.get(&tid).map_or(tid, |caller| caller.pid)
     }
 
-    /// Why a call went the way it did; empty if nothing was decided.
+    /// The reason why a call was buffered or direct; empty if nothing was decided.
     pub fn reason(&self, call: &Call) -> &str {
         call.course.reason.and_then(|reason| self.reasons.get(usize::from(reason))).map_or("", String::as_str)
     }

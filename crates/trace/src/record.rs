@@ -1,4 +1,4 @@
-//! Records: what a block of kind 2 is a sequence of.
+//! Records: the content of a block of kind 2.
 //!
 //! Numbers are LEB128 varints; signed ones are zigzag; texts are a length and bytes. A record begins with its tag:
 //!
@@ -21,20 +21,20 @@ const NAME_MAX: usize = 4096;
 /// Space that the longest record needs, and some more, bytes: a block with less is full.
 const SLACK: usize = 4 * NAME_MAX;
 
-/// One record.
+/// A record of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A call.
     Call(Call),
     /// A thread that makes calls.
     Caller(Caller),
-    /// This many calls were not recorded for lack of room.
+    /// This many calls were not recorded because there was no space for them.
     Lost(u64),
-    /// Where a file was seen.
+    /// The name under which a file was seen.
     Path {
-        /// Its inode.
+        /// The inode of the file.
         ino: u64,
-        /// Below the mount point.
+        /// The path below the mount point.
         path: Box<[u8]>,
     },
     /// Names of the reasons of decisions.
@@ -49,12 +49,13 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Whether no further record should be added: the content is nearly as long as it may be, or as `want` bytes.
+    /// Returns whether no further record should be added: the content is nearly as long as it may be, or as `want`
+    /// bytes.
     pub fn is_full(&self, want: usize) -> bool {
         self.content.len() >= want.min(CONTENT_MAX - SLACK)
     }
 
-    /// Whether there is no record in it.
+    /// Returns whether there is no record in it.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty()
     }

@@ -69,7 +69,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Goal: ranges have the values that each of their bytes has. Method: an array beside it.
+        /// Goal: ranges have the values that each of their bytes has. Method: an array is changed in the same way and
+        /// compared.
         #[test]
         fn as_an_array(steps in proptest::collection::vec((0u64..60, 0u64..60, any::<bool>()), 1..40)) {
             let (mut spans, mut bytes) = (Spans::<u32>::default(), [0u32; 60]);

@@ -12,17 +12,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::io::Read;
 
-/// Files that are told of.
+/// Most files that are reported.
 const FILES_MAX: usize = 20;
 /// Names that are remembered while a trace is read.
 const NAMES_MAX: usize = 1 << 20;
 
-/// Bytes of a name without what a terminal would act on.
+/// A name without the bytes on which a terminal would act.
 pub fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What the trace shows about names: under which name in which directory an inode was found.
+/// What the trace shows about names: in which directory, and under which name, an inode was found.
 #[derive(Debug, Default)]
 pub struct Names {
     under: BTreeMap<u64, (u64, Box<[u8]>)>,
@@ -30,7 +30,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Notes what a call shows.
+    /// Notes the names and inodes that a call shows.
     pub fn note(&mut self, call: &Call) {
         if let Some(ino) = call.found()
             && self.under.len() < NAMES_MAX
@@ -136,7 +136,7 @@ impl Sum {
     }
 }
 
-/// What is reported about a file.
+/// The report about a file.
 #[derive(Clone, Debug, Default)]
 struct OfFile {
     all: Sum,
@@ -145,7 +145,7 @@ struct OfFile {
     opens: u64,
 }
 
-/// What was not recorded, and opens.
+/// Counts of calls that were not recorded, and of opens.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     lost: u64,
@@ -156,9 +156,9 @@ struct Counts {
 /// A trace in short.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// What it reports about itself.
+    /// The header of the trace.
     pub header: Header,
-    /// What stopped the reading.
+    /// The error that ended the reading.
     pub fault: Option<Fault>,
     end: Option<End>,
     all: Sum,
@@ -177,7 +177,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Reads a trace as far as it goes.
+    /// Reads a trace until its end or the first damage.
     ///
     /// Errors: not even its header can be read.
     pub fn read(from: impl Read) -> Result<Summary, Fault> {
@@ -373,7 +373,7 @@ impl Summary {
         out
     }
 
-    /// What is not in the trace, or not sure.
+    /// Facts that are missing in the trace, or uncertain.
     fn doubts(&self, out: &mut String) {
         if let Some(fault) = &self.fault {
             let _ = writeln!(out, "read as far as {fault}");

@@ -76,7 +76,8 @@ proptest! {
         prop_assert_eq!(records(&block(&all)), Ok(all));
     }
 
-    /// Goal: a changed byte is never read as something else. Method: one bit of a trace of three blocks, at each place.
+    /// Goal: a changed byte is never read as something else. Method: a trace of three blocks in which one bit is
+    /// changed, each bit in turn.
     #[test]
     fn forged_bytes_are_found(at in any::<prop::sample::Index>(), bit in 0..8u32) {
         let calls = |n: u64| vec![Record::Call(read(Op::Read, 1, n, (0, 4096), (n * 10, n * 10 + 5)))];

@@ -5,12 +5,12 @@
 //! barriers: calls are ordered by time alone, so a pair is a candidate and never an error.
 //!
 //! The models are those of the study of Wang, Mohror and Snir (File system semantics requirements of HPC applications,
-//! HPDC 2021), section 3: `posix` wants that the first call has ended before the second begins; `commit` also that the
-//! writer has synced or closed the file in between; `session` that the writer has closed it and the other process has
-//! opened it after that.
+//! HPDC 2021), section 3. `posix` requires that the first call has ended before the second begins. `commit` also
+//! requires that the writer has synced or closed the file in between, and `session` that the writer has closed it and
+//! that the other process has opened it after that.
 //!
-//! Bounds: of each range the last write and the `READERS_MAX` last reads are compared with; pairs of the same two
-//! processes on one file are counted, and the first is kept as an example; at most `PAIRS_MAX` such pairs are told.
+//! Bounds: each range is compared with its last write and its `READERS_MAX` last reads; pairs of the same two processes
+//! on one file are counted, and the first is kept as an example; at most `PAIRS_MAX` such pairs are reported.
 
 use crate::call::{Call, Op, flags};
 use crate::reader::Trace;
@@ -19,21 +19,21 @@ use std::collections::BTreeMap;
 
 /// Reads of a range that are compared with the next write.
 const READERS_MAX: usize = 8;
-/// Pairs of processes and files that are told.
+/// The pairs of processes and files that are reported.
 pub const PAIRS_MAX: usize = 1000;
 
-/// What is wanted between two calls.
+/// The event that is required between two calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
-    /// One has ended before the other begins.
+    /// One call has ended before the other begins.
     Posix,
-    /// And the writer has synced or closed.
+    /// The writer has also synced or closed the file.
     Commit,
-    /// And the writer has closed, and the other has opened since.
+    /// The writer has also closed the file, and the other process has opened it since.
     Session,
 }
 
-/// One of two calls.
+/// One of the two calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     /// Number of the trace.
@@ -55,7 +55,7 @@ pub struct Side {
 pub struct Pair {
     /// The file.
     pub ino: u64,
-    /// Its name as far as one was seen.
+    /// The name of the file, if one was seen.
     pub file: String,
     /// The first example.
     pub calls: [Side; 2],
@@ -65,14 +65,14 @@ pub struct Pair {
     pub undecided: bool,
 }
 
-/// What was found.
+/// The result of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Pairs, those of one file together.
     pub pairs: Vec<Pair>,
     /// Reads and writes that were compared.
     pub accesses: u64,
-    /// There were more pairs than are told.
+    /// There were more pairs than are reported.
     pub more: bool,
 }
 
@@ -101,7 +101,7 @@ impl Access {
     }
 }
 
-/// For one range: the last write, and the reads since.
+/// For one range: the last write, and the reads since then.
 #[derive(Clone, Debug, Default)]
 struct Last {
     write: Option<Access>,
@@ -122,7 +122,7 @@ fn between(marks: &[(u64, u64)], from: u64, until: u64) -> Option<u64> {
     marks.get(first).map(|(_, end)| *end).filter(|end| *end <= until)
 }
 
-/// What the first and the second call have between them.
+/// The result of the search for what is required between the first and the second call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     Fine,
@@ -288,7 +288,7 @@ fn gather(
 }
 
 impl Call {
-    /// The inode that a call found or made under its name, if it did.
+    /// The inode that a call found or made under its name, if any.
     pub(crate) fn found(&self) -> Option<u64> {
         let finds = matches!(self.op, Op::Lookup | Op::Create | Op::Mkdir | Op::Mknod | Op::Symlink | Op::Link);
         (finds && self.is_done() && self.other != 0).then_some(self.other)

@@ -38,13 +38,13 @@ pub(crate) type Nonce = [u8; NONCE_BYTES];
 #[derive(Clone)]
 pub struct ClusterKey(Vec<u8>);
 
-/// Why a key is refused.
+/// The reason why a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeakKey {
     /// The key has this many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
     /// The key is one short piece repeated, a row of adjacent characters, or made of very few different ones. Such keys
-    /// are guessed.
+    /// can be guessed.
     Guessable,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for WeakKey {
 
 impl std::error::Error for WeakKey {}
 
-/// Whether a key is so regular that an attacker would try it early.
+/// Returns whether a key is so regular that an attacker would try it early.
 fn is_guessable(key: &[u8]) -> bool {
     let different = key.iter().collect::<BTreeSet<_>>().len();
     let steps = key.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect::<BTreeSet<_>>().len();
@@ -104,7 +104,7 @@ impl ClusterKey {
         self.mac(end.label(), nonces, bound, said).finalize().into_bytes().into()
     }
 
-    /// Whether `proof` is what `proof()` gives.
+    /// Returns whether `proof` is what `proof()` gives.
     pub(crate) fn verify(&self, end: End, nonces: (&Nonce, &Nonce), bound: &Bound, said: &[u8], proof: &[u8]) -> bool {
         self.mac(end.label(), nonces, bound, said).verify_slice(proof).is_ok()
     }
@@ -162,8 +162,8 @@ pub enum Proved {
     Identity(Fingerprint),
 }
 
-/// Whether the kernel reports the user at the other end of connections to `addr`: it does for `unix:PATH`. A loopback
-/// address is open to every user of the machine.
+/// Returns whether the kernel reports the user at the other end of connections to `addr`: it does for `unix:PATH`. A
+/// loopback address is open to every user of the machine.
 pub fn is_unix(addr: &str) -> bool {
     matches!(Addr::parse(addr), Ok(Addr::Unix(_)))
 }

@@ -1,7 +1,7 @@
 //! `Bell` and `Cut`: wake-ups between tasks of one thread.
 //!
-//! Owns: `Bell`, a condition to wait for, and `Cut`, the one-way switch that ends a connection. Does not own: what
-//! tasks wait for.
+//! Owns: `Bell`, a condition to wait for, and `Cut`, the one-way switch that ends a connection. Does not own: the
+//! conditions for which tasks wait.
 //!
 //! Invariant: a ring allocates nothing once the list of waiters has grown to its size (a handful of tasks for each
 //! connection).
@@ -54,7 +54,7 @@ pub(crate) struct Cut {
     bell: Bell,
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// One side said `Bye`.
@@ -94,7 +94,7 @@ impl Cut {
         self.bell.until(|| self.is_cut().then_some(())).await;
     }
 
-    /// Runs `work` until it or the connection ends. In the second case it is dropped.
+    /// Runs `work` until it or the connection ends. In the second case the work is dropped.
     pub(crate) async fn guard<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         use futures_util::future::{Either, select};
         match select(std::pin::pin!(self.wait()), std::pin::pin!(work)).await {

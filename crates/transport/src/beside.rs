@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Shorter payloads are sent in the stream, bytes: a copy through the socket costs less than the care for a place.
 /// Buffers below 64 KiB do not lie in memory that can be passed.
 pub(crate) const BESIDE_MIN_BYTES: usize = 32 << 10;
-/// Bytes that are copied at once; other tasks run in between.
+/// Bytes that are copied at once; other tasks may run in between.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 /// Shortest pause between two checks whether a server has closed its end.
 const LOOK_MIN: Duration = Duration::from_millis(1);
@@ -44,7 +44,7 @@ pub(crate) enum Beside<E: Env> {
     Nothing,
     /// The other end has this process's memory.
     Passed,
-    /// This end has memory of the other end's process.
+    /// This end can use memory of the other end's process.
     Taken(Rc<Taken<E>>),
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Beside<E: Env> {
 pub(crate) struct Taken<E: Env> {
     pub(crate) memory: MemoryOf<E>,
     pub(crate) ends: EndsOf<E>,
-    /// Where replies may be put: for the request of each slot, first byte and length.
+    /// The places for replies: for the request of each slot, the first byte and the length.
     rooms: RefCell<BTreeMap<u16, (RequestId, u64, usize)>>,
 }
 

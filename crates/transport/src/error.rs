@@ -6,11 +6,11 @@
 use amphi_types::Errno;
 use std::fmt;
 
-/// Why a call has no answer. Whether the server executed it is unknown, except for `Overloaded` and `TooLarge`, which
-/// were not sent.
+/// The reason why a call has no answer. Whether the server executed it is unknown, except for `Overloaded` and
+/// `TooLarge`, which were not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkError {
-    /// The link was closed on this side, or an in-process server is gone.
+    /// The link was closed on this side, or the in-process server is gone.
     Closed,
     /// No server could be reached for longer than `Timeouts::give_up`.
     Unreachable,
@@ -59,7 +59,7 @@ impl fmt::Display for LinkError {
 
 impl std::error::Error for LinkError {}
 
-/// Why a listener is not served.
+/// The reason why a listener is not served.
 #[derive(Debug)]
 pub enum ServeError {
     /// The kernel does not report who connects to the address, and there is no cluster key.

@@ -28,7 +28,7 @@ fn nonce<E: Env>(env: &E) -> Nonce {
     nonce
 }
 
-/// Why a client was not admitted.
+/// The reason why a client was not admitted.
 #[derive(Debug)]
 pub(crate) enum NotWelcome {
     /// The server refused, for this reason.
@@ -74,7 +74,7 @@ fn bound(challenge: &Challenge, binding: &Binding) -> Bound {
     bound
 }
 
-/// Why there is no channel.
+/// The reason why there is no channel.
 enum NoChannel {
     /// The other end sent a frame where the key exchange belongs.
     Clear,
@@ -143,7 +143,7 @@ pub(crate) struct Proves<'a> {
     pub(crate) key: Option<&'a ClusterKey>,
     /// The client's own key.
     pub(crate) identity: Option<&'a Identity>,
-    /// Any server at the address will do.
+    /// Any server at the address is accepted.
     pub(crate) any_server: bool,
     /// The least protection with which the client continues.
     pub(crate) secure: Secure,
@@ -151,7 +151,8 @@ pub(crate) struct Proves<'a> {
     pub(crate) passes_memory: bool,
 }
 
-/// Whether a client with a key of its own continues with this server. It signs nothing for one that it does not trust.
+/// Returns whether a client with a key of its own continues with this server. It signs nothing for a server that it
+/// does not trust.
 fn check_server(proves: Proves<'_>, challenge: &Challenge) -> Result<(), NotWelcome> {
     let Some(identity) = proves.identity.filter(|_| !proves.any_server) else { return Ok(()) };
     let trusted = challenge.identity.is_some_and(|key| identity.servers().contains(&key));
@@ -167,7 +168,7 @@ fn check_server(proves: Proves<'_>, challenge: &Challenge) -> Result<(), NotWelc
     }))
 }
 
-/// Whether the connection will be protected as the client wants it at least.
+/// Returns whether the connection will be protected as the client wants it at least.
 fn check_level(proves: Proves<'_>, offered: Secure) -> Result<(), NotWelcome> {
     if offered < proves.secure {
         return Err(NotWelcome::Foreign(format!(
@@ -262,7 +263,7 @@ pub(crate) async fn greet<E: Env>(
 /// A client that may be admitted. The server decides about its session, then calls `admit`.
 pub(crate) struct Guest {
     pub(crate) hello: Hello,
-    /// What the client has proved.
+    /// The keys that the client has proved.
     pub(crate) proved: Proved,
     /// Whether the client has proved that it knows the cluster key.
     pub(crate) knows_cluster_key: bool,

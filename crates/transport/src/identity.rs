@@ -1,11 +1,11 @@
-//! Identities: the key pair of a server, a host or an administrator, and what it proves in the handshake.
+//! Identities: the key pair of a server, a host or an administrator, and the proof that it gives in the handshake.
 //!
 //! Owns: `Identity`, its text in a file, the signatures of both ends. Does not own: reading files and their modes
 //! (`amphi_host::identity_file`), what the owner of a key may do (the server's registry).
 //!
-//! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it
+//! A signature covers both nonces, both public keys, the channel (`secure`) and the message in which it is sent. So it
 //! is valid for this one connection to this one server: a server cannot present it to another server as its own. Each
-//! end has a label, so that a signature of one end is none of the other's.
+//! end has its own label, so that a signature of one end is not valid for the other.
 //!
 //! Invariants: signatures are checked strictly (no weak keys, one encoding). A secret is never printed.
 
@@ -63,7 +63,7 @@ impl Transcript<'_> {
         bytes
     }
 
-    /// Whether `signature` is that of `key` over these values.
+    /// Returns whether `signature` is that of `key` over these values.
     pub(crate) fn verify(&self, end: Signing, key: Fingerprint, signature: &Signature) -> bool {
         let mut whole = [0; 64];
         whole[..32].copy_from_slice(&signature.first);
@@ -167,7 +167,7 @@ impl Identity {
 mod tests {
     use super::*;
 
-    /// Goal: a signature holds for its end, both nonces, both keys, the channel and the message alone. Method: change
+    /// Goal: a signature is valid only for its end, both nonces, both keys, the channel and the message. Method: change
     /// one input at a time, and each bit of the signature.
     #[test]
     fn signatures_cover_everything() {

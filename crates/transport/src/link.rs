@@ -1,4 +1,4 @@
-//! `Link`: the client's end of a session's one connection, which reconnects by itself.
+//! `Link`: the client's end of one connection of a session, which reconnects by itself.
 //!
 //! Owns: calls and their slots, reconnecting, resending, giving up. Does not own: what a session has to present to a
 //! restarted server (`LinkEvents::restarted`), exactly-once execution on the server's side (`wire::slots::ReplyTable`).
@@ -12,8 +12,8 @@
 //!   finished.
 //! * The link owns the payload of a request until the answer has come, and never copies it.
 //! * Calls that wait for slots are served in their order, separately for each lane.
-//! * A call that is given up leaves nothing behind at the server. If its answer brings something
-//!   (`Request::may_bring`), the link reports that answer to its owner when there is a connection again.
+//! * A call that is given up leaves no state at the server. If its answer contains something that the session then
+//!   holds (`Request::may_bring`), the link passes that answer to its owner when there is a connection again.
 
 mod state;
 mod supervise;
@@ -53,7 +53,7 @@ pub struct Timeouts {
     pub backoff_min: Duration,
     /// Longest pause between attempts.
     pub backoff_max: Duration,
-    /// After this much silence the server is sent a ping. After four times as much the connection counts as broken.
+    /// After this much silence the server is sent a ping. After four times as much, the connection counts as broken.
     pub ping: Duration,
 }
 
@@ -85,8 +85,8 @@ pub struct LinkConfig {
     pub key: Option<ClusterKey>,
     /// The client's own key pair. Then the server must prove a key that it trusts, or the cluster key.
     pub identity: Option<Identity>,
-    /// The least protection that it accepts over a network; the server chooses the level. Over Unix sockets and in a
-    /// process there is none, and none is required.
+    /// The least protection that it accepts over a network; the server chooses the level. Connections over Unix sockets
+    /// and inside a process have no protection, and need none.
     pub secure: Secure,
     /// Times.
     pub timeouts: Timeouts,
@@ -111,9 +111,9 @@ impl Numbered {
 pub trait LinkEvents<E: Env>: 'static {
     /// The server has sent a push. Must not block.
     fn push(&self, push: Push);
-    /// The server has restarted, or does not know the session any more (`Welcome::resumed`). Present again what the
-    /// session holds, by `recovery.call`. Other requests are held back until this returns. If the connection breaks
-    /// meanwhile, the future is dropped, and this is called again on the next connection. An error fails every
+    /// The server has restarted, or does not know the session any more (`Welcome::resumed`). Present the session's
+    /// locks and opens again, by `recovery.call`. Other requests are held back until this returns. If the connection
+    /// breaks meanwhile, the future is dropped, and this is called again on the next connection. An error fails every
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
     /// Called when a call that was given up because no server could be reached was answered after all. No caller waits
@@ -154,12 +154,12 @@ impl<E: Env> Recovery<E> {
 pub struct CallOptions {
     /// The lane whose credits the call uses.
     pub lane: Lane,
-    /// Where the payload of the reply has to be: this many bytes after an aligned address (file offset % 4096).
+    /// The place for the payload of the reply: this many bytes after an aligned address (file offset % 4096).
     pub pad: usize,
     /// Fail with `Deadline` after this time, including the wait for a slot.
     pub deadline: Option<Duration>,
-    /// The call does not fail when no server is reachable for long. It waits until one is, or the session or the link
-    /// has ended.
+    /// The call does not fail when no server is reachable for long. It waits until a server can be reached, or until
+    /// the session or the link has ended.
     pub insist: bool,
 }
 
@@ -228,7 +228,7 @@ impl<E: Env> Link<E> {
         Self::start(env, config, None, Numbered::ONLY, events).await
     }
 
-    /// As `connect`, for one of several connections of the session to the server.
+    /// Works as `connect`, for one of several connections of the session to the server.
     pub async fn connect_numbered<H: LinkEvents<E>>(
         env: E,
         config: LinkConfig,
@@ -259,8 +259,8 @@ impl<E: Env> Link<E> {
         self.call_with(CallOptions { lane, pad, deadline: None, insist: false }, call, payload).await
     }
 
-    /// As `call`, but no task waits: `done` gets the outcome as soon as it is available. The link calls it, so `done`
-    /// must not call the link. A call that would have to wait for a slot is returned.
+    /// Works as `call`, but no task waits: `done` gets the outcome as soon as it is available. The link calls it, so
+    /// `done` must not call the link. A call that would have to wait for a slot is returned.
     pub fn call_and_tell(&self, told: ToldCall) -> Result<(), Box<ToldCall>> {
         assert!(told.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let fits = told.payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);
@@ -278,9 +278,9 @@ impl<E: Env> Link<E> {
     }
 
     /// Sends a request and waits for its answer and the answer's payload. Any number of calls can be under way. A call
-    /// survives broken connections and restarts of the server. Dropping the future before the request was sent
-    /// withdraws it. Afterwards the request is executed, and its slot stays in use until the reply arrives. A request
-    /// that is sent again past its deadline is not begun any more.
+    /// survives broken connections and restarts of the server. If the future is dropped before the request was sent,
+    /// the request is withdrawn. Afterwards the request is executed, and its slot stays in use until the reply arrives.
+    /// A request that is sent again past its deadline is not begun any more.
     pub async fn call_with(
         &self,
         options: CallOptions,
@@ -344,17 +344,17 @@ impl<E: Env> Link<E> {
         self.state.borrow_mut().fail(LinkError::Closed);
     }
 
-    /// Whether there is a connection on which requests are sent.
+    /// Returns whether there is a connection on which requests are sent.
     pub fn is_up(&self) -> bool {
         self.state.borrow().is_up()
     }
 
-    /// Whether no server was reachable for so long that calls fail, except for calls that insist.
+    /// Returns whether no server was reachable for so long that calls fail, except for calls that insist.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state.borrow().phase, Phase::Failed(_))
     }
 
-    /// Whether the server has access to the memory of this process's buffers through the present connection.
+    /// Returns whether the server has access to the memory of this process's buffers through the present connection.
     pub fn passes_memory(&self) -> bool {
         self.state.borrow().payloads.other_end.is_some()
     }

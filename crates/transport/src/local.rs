@@ -25,7 +25,7 @@ struct Channel {
     bell: Bell,
 }
 
-/// The sending half. Dropping it ends the stream after what was sent.
+/// The sending half. Dropping it ends the stream after the bytes that were sent.
 pub(crate) struct LocalTx(Rc<Channel>);
 /// The receiving half. Dropping it makes sends fail.
 pub(crate) struct LocalRx(Rc<Channel>);

@@ -95,8 +95,8 @@ pub(crate) struct StreamTx<E: Env> {
 }
 
 impl<E: Env> StreamTx<E> {
-    /// Adds a request, and says whether its payload has to follow with the next flush. That of the reply may be put
-    /// into `room`. `Full`: flush first.
+    /// Adds a request, and says whether its payload has to follow with the next flush. The payload of the reply may be
+    /// put into `room`. `Full`: flush first.
     pub(crate) fn stage_request(
         &mut self,
         (lane, id, deadline_ms): (Lane, RequestId, u32),
@@ -417,8 +417,8 @@ impl<E: Env> Outbound<E> {
 }
 
 impl<E: Env> Inbound<E> {
-    /// The next record of the key exchange, header and all. `None`: a frame arrived instead; nothing more can be
-    /// received then. Not to be called again after an error, or if the future was dropped.
+    /// The next record of the key exchange, header and all. `None`: a frame arrived instead, and nothing more can be
+    /// received afterwards. It must not be called again after an error, or after the future was dropped.
     pub(crate) async fn clear_record(&mut self) -> Result<Option<Vec<u8>>, Ending> {
         match self {
             Inbound::Stream(rx) => rx.clear_record().await,
@@ -426,14 +426,14 @@ impl<E: Env> Inbound<E> {
         }
     }
 
-    /// The next message. Not to be called again after an error, or if the future was dropped.
+    /// The next message. It must not be called again after an error, or after the future was dropped.
     pub(crate) async fn recv(&mut self, gate: &mut impl Gate) -> Result<(Message, Option<Buf>), Ending> {
         self.arrive(gate).await?;
         self.take()
     }
 
-    /// Waits until all of the next message has arrived and was admitted by `gate`. The message has to be taken next.
-    /// Not to be called again after an error, or if the future was dropped.
+    /// Waits until all of the next message has arrived and was admitted by `gate`. The message has to be taken next. It
+    /// must not be called again after an error, or after the future was dropped.
     ///
     /// Waiting and taking are two steps because a message has 200 bytes. As the result of a future it would be copied
     /// at each level of waiting.
@@ -494,7 +494,7 @@ impl<E: Env> StreamRx<E> {
         Ok(buf)
     }
 
-    /// Fills `buf` from records. A payload that fits is decrypted into it, a longer one in its place.
+    /// Fills `buf` from records. A payload that fits is decrypted into it, and a longer one in its own place.
     async fn fill_opened(&mut self, mut buf: Buf) -> Result<Buf, Ending> {
         let mut filled = 0;
         loop {

@@ -32,7 +32,7 @@ const IV_BYTES: usize = 12;
 /// The input of the proofs for a channel: its level, whether the server wants the cluster key, and the binding.
 pub(crate) type Bound = [u8; 34];
 
-/// Why a channel cannot continue. Each reason ends the connection of the channel.
+/// The reason why a channel cannot continue. Each reason ends the connection of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelError {
     /// A frame or record was changed, repeated, left out or moved, or is not the peer's.
@@ -73,7 +73,7 @@ pub(crate) enum SendChannel {
     /// Nothing.
     #[default]
     Off,
-    /// A tag behind each.
+    /// Each frame is followed by a tag.
     Mac(Tagger),
     /// Records around the frames.
     Tls(Box<Sealer>),
@@ -85,7 +85,7 @@ pub(crate) enum ReceiveChannel {
     /// Nothing.
     #[default]
     Off,
-    /// A tag behind each.
+    /// Each frame is followed by a tag.
     Mac(Verifier),
     /// Records around the frames.
     Tls(Box<Opener>),

@@ -32,15 +32,15 @@ use std::time::Duration;
 /// Most connections that are served at the same time, including those in the handshake; further connections are closed
 /// at once.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// Most connections in the handshake at the same time, 100 KiB each. One more replaces the one that has been there
-/// longest. A client that follows the handshake needs one round trip, so silent connections do not exclude other
-/// clients.
+/// Most connections in the handshake at the same time, 100 KiB each. A further connection replaces the one that has
+/// been in the handshake for the longest time. A client that follows the handshake needs one round trip, so silent
+/// connections do not exclude other clients.
 pub const GREETINGS_MAX: usize = 256;
 /// Most pushes that wait for a client to read them; with more, its connection is cut.
 pub const PUSHES_MAX: usize = 4096;
 /// Time limit of the handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// After this much silence a peer is sent a ping. After `SILENCES_MAX` times as much its connection is cut.
+/// After this much silence a `Ping` is sent to a peer. After `SILENCES_MAX` times as much, its connection is cut.
 pub const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Intervals of silence after which a connection is cut.
 pub const SILENCES_MAX: u32 = 4;
@@ -55,10 +55,10 @@ pub struct Peer {
     /// Whether the client came over a Unix socket.
     pub unix: bool,
     /// The user as whom the client may act. `None`: it may act as any user, because it is in this process, runs as root
-    /// or as the server's user, or has proved the cluster key over a network. Any other client came over a Unix socket,
-    /// and is the user that the kernel reports.
+    /// or as the server's user, or has proved the cluster key over a network. Any other client has connected over a
+    /// Unix socket, and is the user that the kernel reports.
     pub bound: Option<Arc<Cred>>,
-    /// What the client has proved.
+    /// The identity that the client has proved.
     pub proved: Proved,
     /// Whether the client has proved the cluster key, together with a key of its own or alone.
     pub knows_cluster_key: bool,
@@ -96,8 +96,8 @@ pub struct Incoming {
     pub route: ReplyRoute,
     /// The lane of the request.
     pub lane: Lane,
-    /// How long the client waits from now on; `None` if without a bound. A request that has not begun by then must not
-    /// begin.
+    /// How long the client waits from now on; `None` if without a bound. If the request has not begun by then, it must
+    /// not begin.
     pub deadline: Option<Duration>,
     /// The call.
     pub call: Call,
@@ -129,8 +129,8 @@ pub trait Handler: 'static {
     /// The client was welcomed, `peer` as it was in `hello`. Pushes may be sent to `guest.conn` from now on.
     fn connected(&self, guest: Guest, peer: &Peer);
     /// A request has arrived. Must not block: it spawns or forwards, and answers with `Connections::reply` exactly
-    /// once. A resend of a request that is still being executed arrives with a new route, and the reply then goes
-    /// there.
+    /// once. A resend of a request that is still being executed arrives with a new route, and the reply is then sent
+    /// over that.
     fn call(self: Rc<Self>, request: Incoming);
     /// A client at `addr` was refused before its identity was known: its bytes are no handshake, or prove nothing.
     fn stranger(&self, _addr: &str, _why: &str) {}

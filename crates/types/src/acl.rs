@@ -33,11 +33,11 @@ const NO_ID: u32 = u32::MAX;
 pub enum Who {
     /// The owner of the inode.
     Owner,
-    /// This user.
+    /// The user with this number.
     User(u32),
     /// The group of the inode.
     OwningGroup,
-    /// This group.
+    /// The group with this number.
     Group(u32),
     /// No user: the bound for named users and all groups.
     Mask,
@@ -110,7 +110,7 @@ impl Acls {
 
 impl Acl {
     /// A list of these entries: each kind that has no id at most once, in order (owner, users, group, groups, mask,
-    /// others), with a mask if users or groups are named. `None` if it is not valid.
+    /// others), with a mask if users or groups are named. Returns `None` if it is not valid.
     pub fn new(entries: Vec<Entry>) -> Option<Acl> {
         let count = |who: Who| entries.iter().filter(|e| e.who == who).count();
         let ordered = entries.is_sorted_by_key(|e| e.who.rank());
@@ -122,7 +122,7 @@ impl Acl {
     }
 
     /// From the value of an extended attribute (Linux, `posix_acl_xattr.h`: version 2, then tag, bits and id of each
-    /// entry, little-endian). `None` if it is not a valid list.
+    /// entry, little-endian). Returns `None` if it is not a valid list.
     pub fn from_xattr(value: &[u8]) -> Option<Acl> {
         let (head, body) = value.split_first_chunk::<HEAD_BYTES>()?;
         if u32::from_le_bytes(*head) != VERSION || body.len() % ENTRY_BYTES != 0 {
@@ -176,12 +176,12 @@ impl Acl {
         bits(Who::Owner) << 6 | bits(self.group_class()) << 3 | bits(Who::Others)
     }
 
-    /// Whether the permission bits say all that the list says.
+    /// Returns whether the permission bits express everything that the list says.
     pub fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }
 
-    /// After chmod to `perm`, `0o777`.
+    /// The list after a chmod to `perm`, `0o777`.
     pub fn chmod(&mut self, perm: u16) {
         self.set(Who::Owner, perm >> 6);
         self.set(self.group_class(), perm >> 3);
@@ -219,7 +219,7 @@ impl Acl {
 }
 
 impl Cred {
-    /// As `has_access`, on an inode that may have a list, which then decides about all users but the owner.
+    /// Works as `has_access`, on an inode that may have a list, which then decides about all users but the owner.
     ///
     /// As in Linux (`acl_permission_check`) the list is not used while the group bits of `perm` are all 0, that is
     /// while its mask permits nothing: named users then have the permissions of others.
@@ -255,7 +255,8 @@ mod tests {
         ])
     }
 
-    /// Goal: the stored form is that of Linux and comes back. Method: bytes of a list by hand, a round trip, damage.
+    /// Goal: the stored form is that of Linux and comes back. Method: a list whose bytes are in the test, a round trip,
+    /// and damaged bytes.
     #[test]
     fn stored_form() {
         let small =
@@ -273,7 +274,7 @@ mod tests {
         assert_eq!(Acl::from_xattr(&wrong), None, "bits beyond 7");
     }
 
-    /// Goal: lists that say nothing certain are refused. Method: each rule broken once.
+    /// Goal: lists that say nothing certain are refused. Method: the test breaks each rule once.
     #[test]
     fn only_valid_lists() {
         use Who::*;
@@ -316,8 +317,8 @@ mod tests {
         );
     }
 
-    /// Goal: chmod changes owner, mask and others; a new inode gets no more than the requested permissions. Method: by
-    /// hand.
+    /// Goal: chmod changes owner, mask and others; a new inode gets no more than the requested permissions. Method:
+    /// lists with given entries.
     #[test]
     fn chmod_and_inheritance() {
         let mut list = project();

@@ -3,7 +3,7 @@
 use crate::Ino;
 use serde::{Deserialize, Serialize};
 
-/// Time since the epoch, as in POSIX' `timespec`.
+/// A time since the epoch, as in POSIX' `timespec`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "AnyTimespec")]
 pub struct Timespec {
@@ -14,13 +14,13 @@ pub struct Timespec {
 }
 
 impl Timespec {
-    /// From nanoseconds since the epoch.
+    /// Makes the time from nanoseconds since the epoch.
     pub fn from_ns(ns: u64) -> Timespec {
         Timespec { sec: (ns / 1_000_000_000) as i64, nsec: (ns % 1_000_000_000) as u32 }
     }
 }
 
-/// A `Timespec` as it comes, which may be none.
+/// A `Timespec` as a peer sends it, which may be no valid time.
 #[derive(Deserialize)]
 struct AnyTimespec {
     sec: i64,
@@ -81,7 +81,7 @@ impl Kind {
     }
 }
 
-/// What stat shows.
+/// The attributes of an inode that stat shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
     /// Inode number.
@@ -118,7 +118,7 @@ impl Attr {
         self.kind.mode_bits() | u32::from(self.perm)
     }
 
-    /// Whether setuid or setgid is set.
+    /// Returns whether setuid or setgid is set.
     pub fn has_set_id(&self) -> bool {
         self.perm & 0o6000 != 0
     }
@@ -150,9 +150,9 @@ pub struct SetAttr {
     pub mtime: Option<TimeSet>,
     /// Explicit change time (only the kernel's own write-back sends it).
     pub ctime: Option<Timespec>,
-    /// New flags, all of them.
+    /// All flags of the inode after the change.
     pub flags: Option<FileFlags>,
-    /// New project (`Owner`); 0: none.
+    /// The new project (`Owner`); 0 means none.
     pub project: Option<u32>,
     /// Clear setuid and setgid as a write or chown by an unprivileged caller does.
     pub kill_suidgid: bool,
@@ -160,31 +160,31 @@ pub struct SetAttr {
     pub open_for_write: bool,
 }
 
-/// The flags of `chattr` on files and directories, as far as they are kept here. No permission overrides a flag.
+/// Those flags of `chattr` on files and directories that are kept here. No permission overrides a flag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct FileFlags(u8);
 
 impl FileFlags {
-    /// None.
+    /// The empty set of flags.
     pub const NONE: FileFlags = FileFlags(0);
     /// `chattr +a`: a file can be opened for writing only with `O_APPEND`; entries of a directory can only be added.
     pub const APPEND: FileFlags = FileFlags(1);
     /// `chattr +i`: nothing of it changes.
     pub const IMMUTABLE: FileFlags = FileFlags(2);
 
-    /// Whether all of `flags` are among them.
+    /// Returns whether all of `flags` are in this set.
     pub fn has(self, flags: FileFlags) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// These and `flags`.
+    /// Returns these flags together with `flags`.
     #[must_use]
     pub fn and(self, flags: FileFlags) -> FileFlags {
         FileFlags(self.0 | flags.0)
     }
 
-    /// These without `flags`.
+    /// Returns these flags without `flags`.
     #[must_use]
     pub fn without(self, flags: FileFlags) -> FileFlags {
         FileFlags(self.0 & !flags.0)
@@ -207,12 +207,12 @@ impl From<FileFlags> for u8 {
 
 /// Rights of a caller beyond those of its user: the capabilities of Linux that a file system uses.
 ///
-/// They decide, not the number of the user: the super-user without them is a user like any other.
+/// These capabilities decide, not the number of the user: the super-user without them is a user like any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caps(u16);
 
 impl Caps {
-    /// None, as an ordinary user has.
+    /// No capability, which is what an ordinary user has.
     pub const NONE: Caps = Caps(0);
     /// Changes owners and groups as it likes.
     pub const CHOWN: Caps = Caps(1);
@@ -220,9 +220,9 @@ impl Caps {
     pub const DAC_OVERRIDE: Caps = Caps(1 << 1);
     /// Reads files, lists and searches directories whatever the permissions say.
     pub const DAC_READ_SEARCH: Caps = Caps(1 << 2);
-    /// May do the other operations of the owner.
+    /// Allows the other operations of the owner.
     pub const FOWNER: Caps = Caps(1 << 3);
-    /// Leaves setuid and setgid where others lose them.
+    /// A change leaves setuid and setgid set where it removes them for other users.
     pub const FSETID: Caps = Caps(1 << 4);
     /// Makes devices.
     pub const MKNOD: Caps = Caps(1 << 5);
@@ -232,10 +232,10 @@ impl Caps {
     pub const SETFCAP: Caps = Caps(1 << 7);
     /// Sets and clears `FileFlags`.
     pub const LINUX_IMMUTABLE: Caps = Caps(1 << 8);
-    /// All of them, as the super-user has.
+    /// All capabilities, which the super-user has.
     pub const ALL: Caps = Caps((1 << 9) - 1);
 
-    /// From the mask that Linux shows (`CapEff` of `/proc/PID/status`).
+    /// Makes the set from the mask that Linux shows (`CapEff` of `/proc/PID/status`).
     pub fn from_linux(mask: u64) -> Caps {
         let known = [
             (0, Caps::CHOWN),
@@ -249,20 +249,20 @@ impl Caps {
         known.filter(|(bit, _)| mask >> bit & 1 == 1).fold(Caps::NONE, |all, (_, cap)| all.and(cap))
     }
 
-    /// Whether all of `caps` are among them.
+    /// Returns whether all of `caps` are in this set.
     #[inline]
     pub fn has(self, caps: Caps) -> bool {
         self.0 & caps.0 == caps.0
     }
 
-    /// These and `caps`.
+    /// Returns these capabilities together with `caps`.
     #[must_use]
     pub fn and(self, caps: Caps) -> Caps {
         Caps(self.0 | caps.0)
     }
 }
 
-/// Who asks.
+/// The user on whose behalf a request is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cred {
     /// Effective user.
@@ -271,7 +271,7 @@ pub struct Cred {
     pub gid: u32,
     /// Supplementary groups, at most `limits::GROUPS_MAX`.
     pub groups: Vec<u32>,
-    /// Its rights beyond that.
+    /// The capabilities of the user.
     pub caps: Caps,
 }
 
@@ -292,15 +292,15 @@ impl Cred {
         Cred::new(0, 0, Vec::new())
     }
 
-    /// Whether it has this capability.
+    /// Returns whether it has this capability.
     #[inline]
     pub fn may(&self, cap: Caps) -> bool {
         self.caps.has(cap)
     }
 
-    /// Whether the user has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of `kind`
-    /// with the permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first that
-    /// fits; its bits alone decide. Then capabilities do: a file without any execute bit cannot be executed.
+    /// Returns whether the user has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of
+    /// `kind` with the permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first
+    /// that fits; its bits alone decide. Then capabilities do: a file without any execute bit cannot be executed.
     pub fn has_access(&self, kind: Kind, perm: u16, (uid, gid): (u32, u32), want: u16) -> bool {
         let class = if self.uid == uid {
             perm >> 6
@@ -312,14 +312,14 @@ impl Cred {
         want & 0o7 & !class == 0 || self.overrides(kind, perm, want)
     }
 
-    /// Whether capabilities give it `want` whatever the permissions say.
+    /// Returns whether capabilities give the user the access `want`, whatever the permissions say.
     pub(crate) fn overrides(&self, kind: Kind, perm: u16, want: u16) -> bool {
         let is_dir = kind == Kind::Dir;
         self.may(Caps::DAC_OVERRIDE) && (is_dir || want & 1 == 0 || perm & 0o111 != 0)
             || self.may(Caps::DAC_READ_SEARCH) && if is_dir { want & 2 == 0 } else { want & 0o7 == 4 }
     }
 
-    /// Whether the caller is in `gid`.
+    /// Returns whether the caller is in `gid`.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }

@@ -12,7 +12,7 @@ macro_rules! errnos {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Errno { $(#[doc = $text] $name,)* }
         impl Errno {
-            /// Every entry of the table.
+            /// All error numbers of the table.
             pub const ALL: &'static [Errno] = &[$(Errno::$name,)*];
             /// Linux' number, positive.
             pub fn raw(self) -> i32 { match self { $(Errno::$name => $raw,)* } }
@@ -20,9 +20,9 @@ macro_rules! errnos {
             pub fn from_raw(raw: i32) -> Errno { match raw { $($raw => Errno::$name,)* _ => Errno::Io } }
             /// POSIX name, such as `ENOENT`.
             pub fn posix_name(self) -> &'static str { match self { $(Errno::$name => $posix,)* } }
-            /// Whether there is no space, for anybody or for the owner of the file.
+            /// Returns whether there is no space, for anybody or for the owner of the file.
             pub fn is_no_room(self) -> bool { matches!(self, Errno::NoSpace | Errno::Quota) }
-            /// One sentence for people.
+            /// Returns one sentence that describes the error to people.
             pub fn text(self) -> &'static str { match self { $(Errno::$name => $text,)* } }
         }
     };

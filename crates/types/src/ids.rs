@@ -15,7 +15,7 @@ pub struct TargetId(pub u16);
 pub struct Ino(pub u64);
 
 impl Ino {
-    /// The root directory: target 0, local number 1. It equals FUSE's root node id.
+    /// The root directory: target 0, local number 1. This number equals FUSE's root node id.
     pub const ROOT: Ino = Ino(1);
     /// Largest local number.
     pub const MAX_LOCAL: u64 = (1 << 48) - 1;
@@ -38,13 +38,13 @@ impl Ino {
 
     /// Most shards of a directory.
     pub const SHARDS_MAX: usize = 256;
-    /// Bit of a local number that makes it the number of a shard. The 8 bits below are the shard's place among those of
-    /// its directory, the others the number that its target has given out for it.
+    /// Bit of a local number that makes it the number of a shard. The 8 bits below are the shard's place among the
+    /// shards of its directory; the other bits are the number that its target has given out for it.
     const SHARD: u64 = 1 << 47;
     const SHARD_PLACE_SHIFT: u32 = 39;
 
-    /// The number of the shard at `place` of a directory, from a number that its target has given out. `None` if that
-    /// is too large.
+    /// The number of the shard at `place` of a directory, from a number that its target has given out. Returns `None`
+    /// if that is too large.
     pub fn shard(given: Ino, place: u8) -> Option<Ino> {
         let local = Self::SHARD | u64::from(place) << Self::SHARD_PLACE_SHIFT | given.local();
         (given.local() >> Self::SHARD_PLACE_SHIFT == 0).then(|| Ino::new(given.target(), local))
@@ -55,7 +55,7 @@ impl Ino {
         shard_place(self.local())
     }
 
-    /// Whether this is a shard of a directory, an inode that only servers and clients know.
+    /// Returns whether this is a shard of a directory, an inode that only servers and clients know.
     pub fn is_shard(self) -> bool {
         self.local() & Self::SHARD != 0
     }
@@ -66,10 +66,10 @@ impl Ino {
     }
 }
 
-/// Bits of a cookie below the place of the shard that its entry lies in.
+/// The number of bits of a cookie that are below the place of the shard in which its entry lies.
 pub const SHARD_COOKIE_SHIFT: u32 = 55;
 
-/// As `Ino::shard_place`, from the local number.
+/// Returns the same as `Ino::shard_place`, from the local number.
 pub fn shard_place(local: u64) -> Option<u8> {
     (local & Ino::SHARD != 0).then_some((local >> Ino::SHARD_PLACE_SHIFT) as u8)
 }
@@ -92,8 +92,8 @@ impl fmt::Display for TargetId {
     }
 }
 
-/// One stripe of a file. Bytes of an object are addressed by their offset in the *file*, so objects are
-/// sparse and layout arithmetic is only "which target holds this byte" (see `layout`).
+/// The object that holds one stripe of a file. Bytes of an object are addressed by their offset in the *file*, so
+/// objects are sparse and layout arithmetic is only "which target holds this byte" (see `layout`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ObjectId {
     /// The file.
@@ -111,10 +111,11 @@ pub struct SessionId(pub u64);
 pub enum TokenKey {
     /// The attributes of an inode.
     Attributes(Ino),
-    /// One name of a directory, present or absent, by the hash of the name (`Name::token_hash`). Names with one hash
-    /// share a key, so a cached value contains its name.
+    /// A name of a directory, whether it exists or not, identified by the hash of the name (`Name::token_hash`). Names
+    /// with one hash share a key, so a cached value contains its name.
     Name(Ino, u64),
-    /// The complete listing of a directory.
+    /// Which names a directory has, for a mount that has made all of them. It is kept through the mount's own changes,
+    /// of which the mount keeps a record itself.
     Listing(Ino),
 }
 

@@ -1,9 +1,9 @@
 //! Items: the unit of logging and checkpointing of a target.
 //!
-//! All durable state of a target, file data apart, is a set of items (key, value). A log record is a `Txn`:
-//! absolute puts and deletes of items, applied together or not at all. Because puts are absolute, replaying
-//! any suffix of the log over any fuzzy image of the items gives the same state.
-//! The first byte of a key is its tag and determines the owner of the item.
+//! All durable state of a target, file data apart, is a set of items (key, value). A log record is a `Txn`: absolute
+//! puts and deletes of items, applied together or not at all. Because puts are absolute, replaying any suffix of the
+//! log over any inexact image of the items gives the same state. The first byte of a key is its tag and determines the
+//! owner of the item.
 
 /// Tags: first byte of an item's key.
 pub mod tag {
@@ -39,7 +39,7 @@ pub mod tag {
     pub const QUOTA: u8 = b'Q';
 }
 
-/// Key of an item: tag, then the owner's own order-preserving (big-endian) encoding. At most 300 bytes.
+/// Key of an item: tag, then the owner's own order-preserving (big-endian) encoding. It has at most 300 bytes.
 pub type Key = Vec<u8>;
 
 /// Bytes in front of key and value of an encoded change.
@@ -82,12 +82,12 @@ impl<'a> Change<'a> {
         &self.0[CHANGE_HEADER..self.key_end()]
     }
 
-    /// Its new value, or `None` if the item is deleted.
+    /// The item's new value, or `None` if the item is deleted.
     pub fn value(self) -> Option<&'a [u8]> {
         (!self.is_deletion()).then(|| &self.0[self.key_end()..])
     }
 
-    /// Whether the item is deleted.
+    /// Returns whether the item is deleted.
     pub fn is_deletion(self) -> bool {
         self.0[2..CHANGE_HEADER] == DELETED.to_le_bytes()
     }
@@ -118,7 +118,7 @@ impl<'a> Iterator for EncodedChanges<'a> {
 }
 
 /// Changes that become durable together. They are encoded as they are added, in one piece of memory, so that the log
-/// takes them over with one copy.
+/// can take them with one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Txn {
     bytes: Vec<u8>,
@@ -143,7 +143,8 @@ impl Txn {
         });
     }
 
-    /// As `put_with` if `encode` says that the item exists; otherwise it appends nothing, and the item is deleted.
+    /// Works as `put_with` if `encode` says that the item exists; otherwise it appends nothing, and the item is
+    /// deleted.
     pub fn put_or_delete(&mut self, key: impl AsRef<[u8]>, encode: impl FnOnce(&mut Vec<u8>) -> bool) {
         let at = self.begin(key.as_ref());
         let value_at = self.bytes.len();
@@ -195,12 +196,12 @@ impl Txn {
         self.len
     }
 
-    /// Whether nothing is changed.
+    /// Returns whether nothing is changed.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The changes, encoded one behind the other.
+    /// The changes, each encoded behind the one before it.
     pub fn encoded(&self) -> &[u8] {
         &self.bytes
     }

@@ -27,7 +27,7 @@ pub const GROW_FIRST: u64 = 1 << 20;
 pub const GROW_SECOND: u64 = 4 << 20;
 /// End of the part of a growing file in few stripes, bytes.
 pub const GROW_THIRD: u64 = 256 << 20;
-/// Most stripes before that.
+/// The most stripes of a growing file before that end.
 const GROWN_STRIPES: u16 = 4;
 /// Into how many parts the targets beside the inode's are dealt: `GROWN_STRIPES` without the first.
 const PARTS: u32 = 3;
@@ -46,7 +46,7 @@ pub enum Pattern {
     /// Round robin over `stripe_count` stripes.
     Striped,
     /// Grows with the file: stripe 0, then stripe 1, then 4 stripes, then `stripe_count` stripes. The 4 stripes are
-    /// those behind stripe 0 if there are so many.
+    /// those behind stripe 0 if there are as many.
     Growing,
 }
 
@@ -103,7 +103,7 @@ pub enum DataChecksums {
 }
 
 impl DataChecksums {
-    /// Whether blocks get checksums on a server that is set to `default`.
+    /// Returns whether blocks get checksums on a server that is set to `default`.
     pub fn are_made(self, default: bool) -> bool {
         match self {
             DataChecksums::Auto => default,
@@ -113,10 +113,11 @@ impl DataChecksums {
     }
 }
 
-/// When other mounts see what a mount has written to a file (docs/SEMANTICS.md, "Commit consistency").
+/// The time when other mounts see the bytes that a mount has written to a file (docs/SEMANTICS.md, "Commit
+/// consistency").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Consistency {
-    /// From the return of each write on.
+    /// Writes are visible to other mounts from the return of each write on.
     #[default]
     Posix = 0,
     /// From the next `fsync`, `close` or release of a file lock by the writer on, at the latest.
@@ -126,27 +127,27 @@ pub enum Consistency {
 /// How new sub-directories of a directory keep their names; they inherit the setting. Files have it without effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Subdirectories {
-    /// On one target, until they are given shards.
+    /// The names lie on one target, until the directory is given shards.
     #[default]
     Plain = 0,
-    /// In one shard on each target, from the beginning.
+    /// The names lie in one shard on each target, from the beginning.
     Sharded = 1,
 }
 
-/// What a file's owner requests of mounts and servers; new entries of a directory inherit it. One byte, also in a
-/// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, 27 times the
-/// consistency, and 54 times how sub-directories keep their names.
+/// The behaviour that a file's owner requests of mounts and servers; new entries of a directory inherit it. One byte,
+/// also in a message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, 27 times
+/// the consistency, and 54 times how sub-directories keep their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Advice(u8);
 
 impl Advice {
-    /// How many there are.
+    /// The number of settings.
     const ALL: u8 = 2 * Advice::SUBDIRECTORIES;
     /// Weight of how sub-directories keep their names.
     const SUBDIRECTORIES: u8 = 54;
 
-    /// These settings, and plain sub-directories.
+    /// Returns these settings, with plain sub-directories.
     pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums, consistency: Consistency) -> Advice {
         Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8 + 27 * consistency as u8)
     }
@@ -169,7 +170,7 @@ impl Advice {
         }
     }
 
-    /// Whether what is written gets checksums.
+    /// Returns whether what is written gets checksums.
     pub fn checksums(self) -> DataChecksums {
         match self.0 / 9 % 3 {
             0 => DataChecksums::Auto,
@@ -178,7 +179,7 @@ impl Advice {
         }
     }
 
-    /// When other mounts see what is written.
+    /// The time when other mounts see written bytes.
     pub fn consistency(self) -> Consistency {
         if (self.0 / 27).is_multiple_of(2) { Consistency::Posix } else { Consistency::Commit }
     }
@@ -225,7 +226,7 @@ impl TryFrom<u8> for Advice {
     }
 }
 
-/// One setting of an `Advice`: the others stay unchanged.
+/// A request to change one setting of an `Advice`: the other settings stay unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AskedAdvice {
     /// The I/O mode.
@@ -247,9 +248,9 @@ pub struct Layout {
     pub pattern: Pattern,
     /// Bytes per stripe unit: a power of two, 64 KiB to 1 GiB.
     pub stripe_size: u32,
-    /// Number of stripes, at least 1. More than `pool` means over-striping.
+    /// Number of stripes, at least 1. A number above `pool` means over-striping.
     pub stripe_count: u16,
-    /// Number of targets of the cluster when the file was made; its stripes live on these.
+    /// The number of targets that the cluster had when the file was made; its stripes live on these.
     pub pool: u16,
 }
 
@@ -264,9 +265,9 @@ impl Layout {
         Layout { pattern: Pattern::Growing, stripe_size: Self::STRIPE, stripe_count: pool.max(1), pool: pool.max(1) }
     }
 
-    /// The layout for new files, derived from this layout of their directory, in a cluster that has grown to `pool`
-    /// targets since the layout was chosen: a layout over all targets is extended to all of them again. 0: it has not
-    /// grown.
+    /// Returns the layout for new files, derived from this layout of their directory, in a cluster that has grown to
+    /// `pool` targets since the layout was chosen: a layout over all targets is extended to all of them again. 0: it
+    /// has not grown.
     pub fn in_pool(&self, pool: u16) -> Layout {
         let today = Layout { pattern: self.pattern.of_today(), ..*self };
         if pool <= self.pool {
@@ -359,7 +360,8 @@ impl Layout {
         if grown && self.pattern == Pattern::Growing { all - u32::from(first) } else { all }
     }
 
-    /// Where bytes begin that lie in the stripe of the byte at `offset`, without a gap up to it.
+    /// Returns the offset at which the bytes begin that lie, without a gap up to `offset`, in the same stripe as the
+    /// byte at `offset`.
     fn run_start(&self, offset: u64) -> u64 {
         let unit = u64::from(self.stripe_size);
         let parts = match self.pattern {
@@ -386,8 +388,8 @@ impl Layout {
         TargetId(((u32::from(ino.target().0) + place) % pool) as u16)
     }
 
-    /// By how many places all stripes of a growing file but the first are further, so that stripe 1 of a directory's
-    /// files is on each other target alike.
+    /// Returns the number of places by which all stripes but the first of a growing file are shifted, so that stripe 1
+    /// of a directory's files is on each other target equally often.
     fn turn(&self, ino: Ino) -> u32 {
         if self.pattern != Pattern::Growing {
             return 0;
@@ -457,7 +459,7 @@ impl Layout {
 /// A part of the targets beside that of the inode. Places count from the inode's target: 1 is the next one.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// Which of the parts.
+    /// The number of the part.
     number: u32,
     /// Place of its first target.
     start: u32,
@@ -474,12 +476,12 @@ impl Part {
         Part { number, start, len: least + u32::from(number < larger) }
     }
 
-    /// The part of stripe `stripe` of a round, from 1 on.
+    /// Returns the part to which stripe `stripe` of a round belongs; parts are counted from 1.
     fn of(stripe: u32, pool: u32) -> Part {
         Part::new((stripe - 1) % PARTS, pool)
     }
 
-    /// The part in which a place lies, from 1 on.
+    /// Returns the part in which a place lies; parts are counted from 1.
     fn at(place: u32, pool: u32) -> Part {
         let mut parts = (0..PARTS).rev().map(|number| Part::new(number, pool));
         parts.find(|part| place >= part.start && part.len > 0).unwrap_or(Part::new(0, pool))
@@ -681,7 +683,7 @@ mod tests {
         }
     }
 
-    /// Goal: four stripes of a file reach several servers, the files of a directory use all targets alike, and one
+    /// Goal: four stripes of a file reach several servers, the files of a directory use all targets equally, and one
     /// round of stripes uses each target once. Method: pools of servers with four targets each; counts.
     #[test]
     fn stripes_are_scattered() {
@@ -710,8 +712,8 @@ mod tests {
         }
     }
 
-    /// Goal: files of older versions keep their places, and what is made in their directories is of today. Method: by
-    /// hand.
+    /// Goal: files of older versions keep their places, and what is made in their directories is of today. Method:
+    /// layouts with given numbers.
     #[test]
     fn near_layouts_stay() {
         let ino = Ino::new(TargetId(10), 7);

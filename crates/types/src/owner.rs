@@ -20,7 +20,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Its accounts: user, group, and the project if there is one.
+    /// Returns the accounts of the owner: user, group, and the project if there is one.
     pub fn accounts(self) -> impl Iterator<Item = Account> {
         let project = (self.project != 0).then_some(Account { kind: AccountKind::Project, id: self.project });
         let user = Account { kind: AccountKind::User, id: self.uid };
@@ -29,7 +29,7 @@ impl Owner {
     }
 }
 
-/// What an account is.
+/// The kind of an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum AccountKind {
     /// A user.
@@ -41,10 +41,10 @@ pub enum AccountKind {
 }
 
 impl AccountKind {
-    /// All of them.
+    /// All kinds of accounts.
     pub const ALL: [AccountKind; 3] = [AccountKind::User, AccountKind::Group, AccountKind::Project];
 
-    /// Its name, as people write it.
+    /// Returns the name of the kind, as people write it.
     pub fn name(self) -> &'static str {
         match self {
             AccountKind::User => "user",
@@ -87,7 +87,7 @@ impl Amount {
     /// The largest possible amount.
     pub const MAX: Amount = Amount { blocks: u64::MAX, inodes: u64::MAX };
 
-    /// Both, field by field, at most the largest number.
+    /// Returns the sum of both, field by field, limited to the largest number.
     #[must_use]
     pub fn plus(self, other: Amount) -> Amount {
         self.each(other, u64::saturating_add)
@@ -111,12 +111,12 @@ impl Amount {
         self.each(other, u64::max)
     }
 
-    /// Whether each field is at most that of `room`.
+    /// Returns whether each field is at most that of `room`.
     pub fn fits(self, room: Amount) -> bool {
         self.blocks <= room.blocks && self.inodes <= room.inodes
     }
 
-    /// Whether it is nothing.
+    /// Returns whether it is nothing.
     pub fn is_none(self) -> bool {
         self == Amount::default()
     }
@@ -131,7 +131,7 @@ impl Amount {
 /// The limits of an account. 0 means that there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Beyond this it is refused more.
+    /// The account is refused any further use beyond this limit.
     pub hard: Amount,
     /// Beyond this it is refused more when `grace_s` have passed.
     pub soft: Amount,
@@ -143,7 +143,7 @@ impl Limits {
     /// How long an account may exceed its soft limit unless another time is set: a week, as on other file systems.
     pub const GRACE_S: u64 = 7 * 24 * 3600;
 
-    /// Whether nothing is limited.
+    /// Returns whether nothing is limited.
     pub fn is_none(&self) -> bool {
         self.hard.is_none() && self.soft.is_none()
     }
@@ -167,17 +167,18 @@ impl Nearness {
     pub const FAR_BLOCKS: u64 = 8192;
 }
 
-/// An account as people see it.
+/// An account in the form in which it is shown to people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountView {
     /// Which.
     pub account: Account,
-    /// Its usage on all targets that answered.
+    /// The usage of the account on all targets that answered.
     pub used: Amount,
-    /// What it may use.
+    /// The limits of the account.
     pub limits: Limits,
-    /// When its use began to exceed its soft limit, seconds since the epoch; 0 if it does not.
+    /// The time when the use of the account began to exceed its soft limit, in seconds since the epoch; 0 if it does
+    /// not exceed it.
     pub over_since_s: u64,
-    /// Targets that did not answer. Their usage is not part of `used`.
+    /// Targets that did not answer. The usage on them is not part of `used`.
     pub silent: u16,
 }

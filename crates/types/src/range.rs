@@ -1,4 +1,4 @@
-//! Half-open byte ranges and sets of them.
+//! Half-open byte ranges, and sets of such ranges.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 pub struct ByteRange {
     /// First byte.
     pub start: u64,
-    /// One past the last byte.
+    /// The position behind the last byte.
     pub end: u64,
 }
 
@@ -31,17 +31,17 @@ impl ByteRange {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether there is no byte in it.
+    /// Returns whether the range contains no byte.
     pub fn is_empty(&self) -> bool {
         self.start >= self.end
     }
 
-    /// Whether both share a byte.
+    /// Returns whether both share a byte.
     pub fn overlaps(&self, other: &ByteRange) -> bool {
         self.start < other.end && other.start < self.end && !self.is_empty() && !other.is_empty()
     }
 
-    /// Whether every byte of `other` is in `self`.
+    /// Returns whether every byte of `other` is in `self`.
     pub fn contains(&self, other: &ByteRange) -> bool {
         other.is_empty() || (self.start <= other.start && other.end <= self.end)
     }
@@ -60,7 +60,7 @@ impl ByteRange {
     }
 }
 
-/// A set of bytes as sorted, disjoint, non-adjacent ranges. Up to two ranges live without an allocation:
+/// A set of bytes as sorted, disjoint, non-adjacent ranges. Up to two ranges are stored without an allocation, because
 /// cached units nearly always have one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSet {
@@ -78,7 +78,7 @@ impl RangeSet {
         self.ranges.iter().copied()
     }
 
-    /// Whether no byte is in the set.
+    /// Returns whether no byte is in the set.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -93,7 +93,7 @@ impl RangeSet {
         self.ranges.partition_point(|r| r.end < at)
     }
 
-    /// Adds `range`, joining what it overlaps or touches.
+    /// Adds `range`, joining it with ranges that it overlaps or touches.
     pub fn insert(&mut self, range: ByteRange) {
         if range.is_empty() {
             return;
@@ -143,7 +143,7 @@ impl RangeSet {
         }
     }
 
-    /// Whether every byte of `range` is in the set.
+    /// Returns whether every byte of `range` is in the set.
     pub fn contains(&self, range: ByteRange) -> bool {
         range.is_empty() || {
             let i = self.ranges.partition_point(|r| r.end < range.end);
@@ -151,7 +151,7 @@ impl RangeSet {
         }
     }
 
-    /// Whether any byte of `range` is in the set.
+    /// Returns whether any byte of `range` is in the set.
     pub fn overlaps(&self, range: ByteRange) -> bool {
         let i = self.ranges.partition_point(|r| r.end <= range.start);
         i < self.ranges.len() && self.ranges[i].overlaps(&range)

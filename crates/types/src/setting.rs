@@ -27,7 +27,7 @@ pub fn bytes(text: &str) -> Option<u64> {
     (value < 9.0e18).then_some(value as u64)
 }
 
-/// A number of bytes with the largest suffix that divides it, as `bytes` reads it.
+/// Writes a number of bytes with the largest suffix that divides it, in the form that `bytes` parses.
 pub fn size(value: u64) -> String {
     for (shift, suffix) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
         if value > 0 && value.is_multiple_of(1 << shift) {
@@ -58,12 +58,12 @@ pub fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// A switch as `switch` reads it.
+/// Writes a switch in the form that `switch` parses.
 pub fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Whether the pattern matches the whole of `name`: `*` matches any text, `?` any one byte.
+/// Returns whether the pattern matches the whole of `name`: `*` matches any text, `?` any one byte.
 pub fn glob(pattern: &str, name: &str) -> bool {
     let (p, n) = (pattern.as_bytes(), name.as_bytes());
     let (mut i, mut j) = (0, 0);
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Goal: `*` and `?` mean what they mean to a shell; no other character is special.
+    /// Goal: `*` and `?` have the same meaning as in a shell; no other character is special.
     #[test]
     fn globs() {
         for (p, n, yes) in [

@@ -28,7 +28,7 @@ pub enum Unit {
     Microseconds,
     /// `on` or `off`.
     Switch,
-    /// One of these words, by its place.
+    /// One of these words, stored as its place in the list.
     Words(&'static [&'static str]),
 }
 
@@ -58,7 +58,7 @@ impl Unit {
         }
     }
 
-    /// Writes a value as `parse` reads it.
+    /// Writes a value in the form that `parse` parses.
     pub fn show(self, value: u64) -> String {
         match self {
             Unit::Bytes | Unit::PowerOfTwo => setting::size(value),
@@ -69,7 +69,7 @@ impl Unit {
     }
 }
 
-/// One row of a table.
+/// One row of a table of tunables.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The name, such as `hybrid.mode`.
@@ -78,25 +78,25 @@ pub struct Row {
     pub unit: Unit,
     /// The value at the start.
     pub default: u64,
-    /// Least value.
+    /// The least value that is allowed.
     pub least: u64,
     /// Greatest value.
     pub most: u64,
-    /// Its effect, in a line.
+    /// The effect of the tunable, described in one line.
     pub help: &'static str,
     /// The default in words where it depends on the machine; otherwise empty.
     pub default_words: &'static str,
-    /// For tests and measurements: a pattern does not match it, only its whole name does.
+    /// The tunable is for tests and measurements: a pattern does not match it; only its whole name does.
     pub for_tests: bool,
 }
 
 impl Row {
-    /// The default as people read it.
+    /// Returns the default in the form in which people read it.
     pub fn default_text(&self) -> String {
         if self.default_words.is_empty() { self.unit.show(self.default) } else { self.default_words.into() }
     }
 
-    /// The values that it takes as people read them.
+    /// Returns the allowed values in the form in which people read them.
     pub fn range_text(&self) -> String {
         match self.unit {
             Unit::Switch => "on or off".into(),
@@ -117,8 +117,9 @@ impl Row {
     }
 }
 
-/// Makes a table of rows and the enum of its places: `Place = "name", Unit, default, least => most, "help";`, behind
-/// the help `default "words"` where the default depends on the machine, `for_tests` for what a pattern does not match.
+/// Makes a table of rows and the enum of its places: `Place = "name", Unit, default, least => most, "help";`. The help
+/// is followed by `default "words"` where the default depends on the machine, and by `for_tests` where a pattern must
+/// not match the tunable.
 #[macro_export]
 macro_rules! tunables {
     ($($place:ident = $name:literal, $unit:expr, $default:expr, $least:expr => $most:expr, $help:literal
@@ -147,7 +148,7 @@ macro_rules! tunables {
 pub struct Puts(Vec<(usize, u64)>);
 
 impl Puts {
-    /// Whether no row was meant.
+    /// Returns whether no row was meant.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -158,7 +159,7 @@ impl Puts {
 pub struct Values {
     rows: &'static [Row],
     values: Vec<AtomicU64>,
-    /// Somebody has set it.
+    /// The value was set by a user or a program.
     set: Vec<AtomicBool>,
 }
 
@@ -169,7 +170,7 @@ impl Values {
         Values { rows, values, set: rows.iter().map(|_| AtomicBool::new(false)).collect() }
     }
 
-    /// The value at a place.
+    /// Returns the value at a place.
     pub fn get(&self, at: usize) -> u64 {
         self.values[at].load(Relaxed)
     }
@@ -205,7 +206,7 @@ impl Values {
         }
     }
 
-    /// Whether a user has set the value at a place, even to the default.
+    /// Returns whether a user has set the value at a place, even to the default.
     pub fn is_set(&self, at: usize) -> bool {
         self.set[at].load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The most that a machine can do, as `amphi calibrate` has measured it.
+//! The highest rates that a machine can reach, as `amphi calibrate` has measured them.
 //!
 //! Owns: the shape of a calibration, when it counts. Does not own: measuring, which rates it limits (`limits`).
 //!
@@ -55,7 +55,7 @@ pub struct ServerLink {
     pub stream_bytes_per_s: f64,
 }
 
-/// What `amphi calibrate` has measured.
+/// The results that `amphi calibrate` has measured.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Calibration {
     /// The schema of this record.
@@ -68,7 +68,8 @@ pub struct Calibration {
     pub version: String,
     /// The machine.
     pub machine: Machine,
-    /// Where the measured cluster is: the folder of `amphi up`, or addresses of servers; empty: none was measured.
+    /// The location of the measured cluster: the folder of `amphi up`, or addresses of servers; empty if no cluster was
+    /// measured.
     pub source: String,
     /// Copies of memory that is in no cache, by one core, bytes a second.
     pub copy_bytes_per_s: f64,
@@ -78,7 +79,7 @@ pub struct Calibration {
     pub servers: Vec<ServerLink>,
 }
 
-/// Who asks for a calibration.
+/// The program and the machine that request a calibration.
 #[derive(Clone, Debug, Default)]
 pub struct Asker<'a> {
     /// The machine.
@@ -87,7 +88,7 @@ pub struct Asker<'a> {
     pub cores: u64,
     /// The time, seconds since 1970.
     pub unix_s: u64,
-    /// Where the mounted cluster is.
+    /// The location of the mounted cluster.
     pub source: &'a str,
 }
 

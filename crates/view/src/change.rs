@@ -1,7 +1,7 @@
 //! `Change`: the events between two samples, as rates.
 //!
-//! A counter that is smaller than before was reset in between (`amphi stats --reset`, a server that restarted), so its
-//! value now has accumulated since.
+//! A counter that is smaller than before was reset in between (`amphi stats --reset`, or a server that restarted), so
+//! all of its present value was counted since then.
 
 use crate::snapshot::{Counter, OfServer, Snapshot, Times, Way};
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ impl<'a> Change<'a> {
         Counter { samples: grown(before.samples, after.samples), sum: grown(before.sum, after.sum) }
     }
 
-    /// How often an event happened at the mount, per second.
+    /// Returns how often an event happened at the mount, per second.
     pub fn often(&self, name: &str) -> f64 {
         self.delta(name).samples as f64 / self.seconds()
     }
@@ -40,7 +40,7 @@ impl<'a> Change<'a> {
         self.delta(name).sum as f64 / self.seconds()
     }
 
-    /// How often it happened at the servers, a second. A server that has not answered both times counts for nothing,
+    /// Returns how often it happened at the servers, a second. A server that did not answer both times is left out,
     /// since all that it ever counted would seem to have happened now.
     pub fn at_servers(&self, name: &str) -> f64 {
         if self.after.by_server.is_empty() {
@@ -49,7 +49,7 @@ impl<'a> Change<'a> {
         self.after.by_server.iter().map(|server| self.at_server(server, name)).sum()
     }
 
-    /// How often it happened at one of the servers, a second; 0 if it did not answer at the first look.
+    /// Returns how often it happened at one of the servers, a second; 0 if it did not answer at the first look.
     pub fn at_server(&self, after: &OfServer, name: &str) -> f64 {
         let of = |server: &OfServer| server.rows.get(name).copied().unwrap_or(0);
         let before = match self.before.of_server(&after.label) {
@@ -61,7 +61,7 @@ impl<'a> Change<'a> {
         grown(before, of(after)) as f64 / self.seconds()
     }
 
-    /// How often a value was met at the servers, a second, by the upper bound of its bucket: the rows
+    /// Returns how often a value was met at the servers, a second, by the upper bound of its bucket: the rows
     /// `histogram_WHAT_to_BOUND`.
     pub fn histogram(&self, what: &str) -> BTreeMap<u64, f64> {
         let begin = format!("histogram_{what}_to_");
@@ -103,7 +103,7 @@ impl<'a> Change<'a> {
         ways
     }
 
-    /// Requests and bytes a second, over all ways.
+    /// Returns requests and bytes a second, summed over all ways.
     pub fn total(&self, prefix: &str) -> (f64, f64) {
         self.ways(prefix).iter().fold((0.0, 0.0), |all, (_, often, much)| (all.0 + often, all.1 + much))
     }

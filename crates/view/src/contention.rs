@@ -1,11 +1,12 @@
 //! The extent to which mounts delay each other.
 //!
-//! Owns: the numbers that say so. Does not own: which files these are (`files`), and what helps (`findings`).
+//! Owns: the numbers that show this. Does not own: which files these are (`files`), and the advice that helps
+//! (`findings`).
 
 use crate::change::Change;
 use serde_json::{Value, json};
 
-/// Waits and what they are for, all a second.
+/// The waits and the objects for which calls wait, all in a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Contention {
     /// Calls of this mount that waited for a lock.
@@ -38,7 +39,7 @@ pub fn contention(change: &Change<'_>) -> Contention {
 }
 
 impl Contention {
-    /// The table in the form in which `amphi top --json` shows it.
+    /// Returns the table in the form in which `amphi top --json` shows it.
     pub fn json(&self) -> Value {
         json!({
             "lock_waits_per_s": self.lock_waits,

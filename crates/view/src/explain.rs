@@ -1,5 +1,5 @@
-//! `amphi explain`: which way the requests of a file, a job or a mount went and why, in words; and what costs time
-//! there, with what changes it.
+//! `amphi explain`: in which way the requests of a file, a job or a mount were served, and why, in words; and which
+//! things take time there, with the settings that change them.
 //!
 //! Owns: the facts of a file (`facts`), the words (`said`), the rules (`rules`). Does not own: how the facts are read
 //! (the `amphi` program).

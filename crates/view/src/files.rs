@@ -1,6 +1,6 @@
 //! The files of a mount that have the most to do, as rates.
 //!
-//! Owns: the order of the files, and what is reported of each. Does not own: which files the mount names
+//! Owns: the order of the files, and the numbers that are reported of each. Does not own: which files the mount names
 //! (`user.amphi.hot`).
 
 use crate::change::Change;
@@ -28,14 +28,14 @@ pub struct Busy {
     pub requests: f64,
     /// Seconds that calls waited for its locks, a second: more than 1 if several wait.
     pub lock_wait: f64,
-    /// How often a second other mounts wanted what this one has of it.
+    /// How often in a second other mounts requested a part of the file that this mount has locked or cached.
     pub wanted: f64,
     /// Bytes that are not with the servers.
     pub dirty: u64,
 }
 
 impl Busy {
-    /// The table in the form in which `amphi top --json` shows it.
+    /// Returns the table in the form in which `amphi top --json` shows it.
     pub fn json(&self) -> Value {
         json!({
             "file": self.name,
@@ -51,8 +51,8 @@ impl Busy {
     }
 }
 
-/// Files that did something between the looks, those with the most first. A file that was not among those of the first
-/// look is left out: all that it ever did would pass for what it did since.
+/// Files that did something between the looks, those with the most first. A file that was not in the first sample is
+/// left out: everything that was ever done with it would be counted as done since.
 pub fn files(change: &Change<'_>) -> Vec<Busy> {
     let before: BTreeMap<u64, &HotFile> = change.before.files.iter().map(|file| (file.ino, file)).collect();
     let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / change.seconds();

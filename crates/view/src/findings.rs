@@ -1,6 +1,6 @@
 //! Findings: conspicuous events between two samples, with their numbers and advice.
 //!
-//! Owns: the rules, one function each. Does not own: how findings are shown.
+//! Owns: the rules, each of which is one function. Does not own: how findings are shown.
 //!
 //! A rule speaks only when something costs, not when it merely happens. Each has a test that triggers it and one near
 //! it that must not.
@@ -18,16 +18,16 @@ pub enum Weight {
     Slow,
 }
 
-/// What stands out.
+/// A conspicuous fact about the mount or the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The rule that found this.
+    /// The rule that found this fact.
     pub rule: &'static str,
     /// How much the finding matters.
     pub weight: Weight,
     /// The finding in words, with numbers.
     pub what: String,
-    /// The advice, if there is one.
+    /// The advice that follows from the fact, if there is one.
     pub advice: Option<String>,
     /// A command that follows the advice, if there is one.
     pub command: Option<String>,
@@ -186,7 +186,7 @@ fn tiny_disk(change: &Change<'_>) -> Option<Finding> {
     )
 }
 
-/// A rate that is near what the machine can do.
+/// Returns a finding about a rate that is near the highest one that the machine can reach.
 fn at_limit(change: &Change<'_>) -> Option<Finding> {
     let near: Vec<String> = limits(change)
         .iter()

@@ -4,10 +4,10 @@
 
 use crate::change::Change;
 
-/// A rate beside what was measured to be possible.
+/// A rate together with the highest one that was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
-    /// What is limited.
+    /// The name of the rate that is limited.
     pub what: &'static str,
     /// Now, a second.
     pub rate: f64,

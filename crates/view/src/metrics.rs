@@ -107,7 +107,7 @@ fn of_mount(snapshot: &Snapshot, all: &mut Families) {
     }
 }
 
-/// Times of calls, those alone that there were.
+/// Writes the times of calls, but only of the kinds of calls that occurred.
 fn of_calls(snapshot: &Snapshot, all: &mut Families) {
     for (name, times) in &snapshot.mount.calls {
         let (kind, served) = name.split_once('.').unwrap_or((name, ""));
@@ -147,8 +147,8 @@ fn of_server(label: &str, rows: &BTreeMap<String, u64>, all: &mut Families) {
 fn of_servers(snapshot: &Snapshot, all: &mut Families) {
     let labels = snapshot.cluster.labels();
     let named = |label: &String| labels.iter().position(|known| known == label).is_none_or(|at| at < SERVERS_MAX);
-    // A sum without one of the servers would be smaller than before, which Prometheus takes for a restart. It would
-    // count the whole sum once more when the server is there again.
+    // A sum without one of the servers would be smaller than before, which Prometheus takes for a restart. The database
+    // would count the whole sum once more when the server is there again.
     let up = |at: usize| snapshot.cluster.servers[at].up && snapshot.of_server(&labels[at]).is_some();
     let all_others = (SERVERS_MAX..labels.len()).all(up);
     let mut others: BTreeMap<String, u64> = BTreeMap::new();
@@ -175,6 +175,7 @@ const STATES: &[&str] = &[
     "file_locks_held",
     "file_locks_waiting",
     "tokens_held",
+    "inodes_away",
     "lock_objects_contended",
     "read_cache_bytes",
     "scrub_pass_bytes",
@@ -230,7 +231,7 @@ fn of_jobs(snapshot: &Snapshot, all: &mut Families) {
     }
 }
 
-/// A label's value as the format wants it; the library writes it as it is.
+/// Returns a label's value in the form that the format requires, because the library writes it unchanged.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -243,7 +244,7 @@ struct Metric {
     family: Family,
 }
 
-/// Writes families as the format wants them.
+/// Writes families of series in the form that the format requires.
 #[derive(Debug)]
 struct Values {
     metrics: Vec<Metric>,
@@ -304,8 +305,8 @@ impl Collector for Values {
     }
 }
 
-/// The metrics of a snapshot as text: OpenMetrics 1.0, which ends with `# EOF`. `version`: of the program. Of a mount
-/// or of a server: what it does not know has no series.
+/// The metrics of a snapshot as text: OpenMetrics 1.0, which ends with `# EOF`. `version`: of the program. Returns the
+/// text for a mount or for a server: a number that it does not know has no series.
 pub fn text(snapshot: &Snapshot, version: &str) -> String {
     let mut all = Families::default();
     all.set("build_info", "The program that says this.", vec![("version", version.to_string())], 1.0);

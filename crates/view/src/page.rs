@@ -21,7 +21,7 @@ mod tests {
         }
     }
 
-    /// Goal: the page is whole in itself, and its script reads no field that a sample does not have. Method: addresses
+    /// Goal: the page needs no other file, and its script reads no field that a sample does not have. Method: addresses
     /// in it; names with an underscore in the script against the schema, which a test of the program holds.
     #[test]
     fn the_page_is_whole() {

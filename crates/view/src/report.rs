@@ -17,7 +17,7 @@ const JOBS_MAX: usize = 16;
 /// Most mounts that are reported.
 const MOUNTS_MAX: usize = 32;
 
-/// What stands for a time beyond all buckets, days.
+/// The time that is shown for a time beyond all buckets; it is some days long.
 const LONGEST_US: u64 = 1 << 40;
 
 /// Names of operations, and the counters of a mount that they are the sums of.

@@ -1,6 +1,6 @@
 //! The screens of `amphi top`, as text with styles.
 //!
-//! Owns: what is on them and how it is laid out. Does not own: keys, terminals, when anything is read.
+//! Owns: the contents of the screens and their layout. Does not own: keys, terminals, when anything is read.
 //!
 //! A screen is a function from a change to lines, so that the same lines go to a terminal, to a pipe and into tests.
 

@@ -1,4 +1,4 @@
-//! `Snapshot`: what a mount and its servers say of themselves at one moment.
+//! `Snapshot`: the report of a mount and its servers about themselves at one moment.
 //!
 //! Owns: the shapes of their JSON. Does not own: rates (`change`).
 
@@ -17,16 +17,16 @@ pub struct Counter {
     pub sum: u64,
 }
 
-/// How long calls of a kind took that were served one way.
+/// The times of the calls of one kind that were served in one way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Times {
     /// How many calls.
     pub count: u64,
-    /// Their times together, ns.
+    /// The sum of their times, in nanoseconds.
     pub sum_ns: u64,
-    /// How many of them took at most so many microseconds and more than the bound before. What took longer than the
-    /// last bound there is, is in none.
+    /// The number of calls that took at most this many microseconds and more than the bound before. Calls that took
+    /// longer than the last bound are counted in no bucket.
     pub up_to_us: BTreeMap<u64, u64>,
 }
 
@@ -34,7 +34,7 @@ pub struct Times {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Mount {
-    /// Time since the counters began, ns.
+    /// The time since the counters began, in nanoseconds.
     pub elapsed_ns: u64,
     /// Events by name.
     pub counters: BTreeMap<String, Counter>,
@@ -44,7 +44,7 @@ pub struct Mount {
     pub calls: BTreeMap<String, Times>,
 }
 
-/// A server, as the master knows it.
+/// A server, as the master describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Server {
@@ -82,7 +82,7 @@ pub struct Target {
     pub damaged_blocks: u64,
 }
 
-/// A mount, as the servers know it.
+/// A session of a mount, as the servers describe it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Session {
@@ -127,7 +127,7 @@ impl Cluster {
     }
 }
 
-/// What one server has counted.
+/// The numbers that one server has counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfServer {
     /// The server's label.
@@ -136,7 +136,7 @@ pub struct OfServer {
     pub rows: BTreeMap<String, u64>,
 }
 
-/// What a file of the mount has had to do since it was known here.
+/// The counts of one file of the mount since the mount has had a record of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct HotFile {
@@ -156,13 +156,13 @@ pub struct HotFile {
     pub lock_wait_ns: u64,
     /// How often a server asked for one of the file's locks back.
     pub lock_callbacks: u64,
-    /// How often a server said that other mounts want the file too.
+    /// How often a server informed the mount that other mounts want the file too.
     pub contended_told: u64,
     /// Bytes that are not with the servers.
     pub dirty_bytes: u64,
 }
 
-/// Bytes and requests of a job that went one way for one reason.
+/// Bytes and requests of a job that were served in one way for one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct JobCounter {
@@ -212,7 +212,7 @@ pub struct Snapshot {
     pub files: Vec<HotFile>,
     /// Names of some of these files, by inode number.
     pub file_names: BTreeMap<u64, String>,
-    /// What the machine can do, as far as it was measured.
+    /// The highest rates that the machine can reach, as far as they were measured.
     pub limits: Limits,
 }
 
@@ -233,7 +233,7 @@ struct Files {
 pub struct Texts<'a> {
     /// The text of the mount's counters.
     pub mount: &'a str,
-    /// The text of the sums of the servers' counters; not read if `by_server` has any.
+    /// The text of the sums of the servers' counters; it is not read if `by_server` has any entry.
     pub servers: &'a str,
     /// For each server, its label and the text of its counters.
     pub by_server: &'a [(String, String)],
@@ -294,7 +294,7 @@ impl Snapshot {
         self.mount.gauges.get(name).copied().unwrap_or(0)
     }
 
-    /// What a server has counted, if it has answered.
+    /// Returns the numbers that a server has counted, if it has answered.
     pub fn of_server(&self, label: &str) -> Option<&OfServer> {
         self.by_server.iter().find(|server| server.label == label)
     }
@@ -313,7 +313,7 @@ impl Snapshot {
     }
 }
 
-/// Which way a request went, and why.
+/// The way in which a request was served, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Way {
     /// `direct`, `buffered` or `cache`.

@@ -64,7 +64,8 @@ fn rates() {
     assert_eq!((change.often("no such"), change.total("write_")), (0.0, (0.0, 0.0)));
 }
 
-/// Goal: each screen shows its numbers, and a program that is asked with nothing shows zeros. Method: look for them.
+/// Goal: each screen shows its numbers, and one for a mount that has counted nothing shows zeros. Method: search the
+/// text of the screens for the numbers.
 #[test]
 fn screens() {
     let before = snapshot(0, &[], &[], &[]);
@@ -209,8 +210,8 @@ fn metrics_text() {
     assert!(less.contains("amphifs_server_up{server=\"a\"} 0") && !less.contains("amphifs_server_requests_total"));
 }
 
-/// Goal: each server has series of its own, servers of one name too, and a large cluster has a bounded number of them;
-/// a sum that lacks a server is left out, since it would go back. Method: clusters of made-up servers.
+/// Goal: each server has its own series, also if several servers have the same name, and a large cluster has a bounded
+/// number of them; a sum that lacks a server is left out, since it would decrease. Method: clusters of made-up servers.
 #[test]
 fn metrics_of_servers() {
     let cluster = |names: &[&str]| {
@@ -253,8 +254,9 @@ fn metrics_of_servers() {
     assert!(series < 1500, "{series} series");
 }
 
-/// Goal: servers that were away, or started again, do not look as if everything happened now. Method: a server that is
-/// in one of two looks, one that began anew, and a look since the beginning.
+/// Goal: the counters of servers that were unreachable for some time, or that were restarted, do not look as if
+/// everything that they count had happened now. Method: a server that is in one of two samples, one whose counters
+/// began anew, and a sample of the time since the beginning.
 #[test]
 fn rates_of_servers() {
     let look = |servers: &[(&str, u64)]| {
@@ -284,8 +286,8 @@ fn quantiles() {
     assert_eq!(quantile(&[(8, 0.0)].into(), 0.5), None);
 }
 
-/// Goal: busy files are told by what they did between two looks, with their names where they are known, those that wait
-/// before those that only write a little. Method: three files, one of them new.
+/// Goal: busy files are found by the difference between two samples, with their names where these are known, and files
+/// for which calls wait are listed before files that are only written a little. Method: three files, one of them new.
 #[test]
 fn busy_files() {
     let file = |ino, write_bytes, lock_wait_ns| HotFile {
@@ -307,8 +309,8 @@ fn busy_files() {
     assert_eq!(report::json("m", &change)["files"][0]["file"], "/mnt/log");
 }
 
-/// Goal: a calibration counts where and while it is true, and only for what was measured; shares are of the limit.
-/// Method: one for a cluster, asked for by it, another one, another machine, and too late.
+/// Goal: a calibration is used only where and while it is valid, and only for rates that were measured; shares are
+/// shares of the limit. Method: one for a cluster, asked for by it, another one, another machine, and too late.
 #[test]
 fn limits_of_a_machine() {
     let calibration = Calibration {
@@ -351,7 +353,8 @@ fn limits_of_a_machine() {
     assert!(screen.contains("disk written bytes") && screen.contains("50.0 % of what was measured"), "{screen}");
 }
 
-/// Goal: an unreadable text is an error that names it; unknown fields do not matter. Method: by hand.
+/// Goal: an unreadable text is an error that names it; unknown fields do not matter. Method: texts and samples that the
+/// test composes.
 #[test]
 fn unreadable_texts() {
     let texts = Texts { mount: "{\"counters\":3}", ..Texts::default() };
@@ -360,8 +363,8 @@ fn unreadable_texts() {
     assert_eq!(Snapshot::read(Duration::ZERO, texts), Ok(Snapshot::default()));
 }
 
-/// Goal: the terminal shows tabs, bars and the chosen screen at common sizes, and survives a tiny one. Method: a
-/// terminal in memory.
+/// Goal: the terminal shows tabs, bars and the chosen screen at common sizes, and a tiny terminal causes no panic.
+/// Method: a terminal in memory.
 #[test]
 fn terminals() {
     let before = nothing(0);
@@ -379,7 +382,7 @@ fn terminals() {
     }
 }
 
-/// Goal: the JSON has its schema and the same numbers. Method: by hand.
+/// Goal: the JSON has its schema and the same numbers. Method: texts and samples that the test composes.
 #[test]
 fn json_of_a_look() {
     let after = snapshot(2, &[("read_cache_hit", 4, 8 * MIB)], &[("memory_short", 1)], &[]);

@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers in the form in which people read them.
 
 /// Bytes with three digits or so and a binary prefix.
 pub(crate) fn bytes(n: f64) -> String {

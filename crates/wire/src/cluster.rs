@@ -26,7 +26,7 @@ pub struct ClusterMap {
     pub epoch: u64,
     /// Id of the cluster.
     pub cluster: u64,
-    /// All servers; the master, which has target 0, first. Every target `0..pool` is in one of them.
+    /// All servers; the master, which has target 0, first. Every target in `0..pool` is on one of them.
     pub servers: Vec<ServerInfo>,
 }
 

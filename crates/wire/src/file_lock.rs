@@ -1,4 +1,4 @@
-//! Locks of applications on files, as messages name them.
+//! Locks of applications on files, as messages describe them.
 
 use crate::message::LockMode;
 use amphi_types::{ByteRange, Ino};
@@ -10,7 +10,7 @@ pub enum FileLockFamily {
     /// `fcntl(F_SETLK)`, or `F_OFD_SETLK` of a front end that cannot tell: conflicts with the first two, deadlocks are
     /// found.
     Posix,
-    /// `fcntl(F_OFD_SETLK)`: as the first, but deadlocks are not looked for.
+    /// The lock was taken with `fcntl(F_OFD_SETLK)`; it behaves as the first kind, but deadlocks are not searched for.
     OpenFile,
     /// `flock`: locks whole files, and conflicts only with other locks of `flock`.
     Flock,
@@ -36,6 +36,6 @@ pub struct FileLockSpec {
     pub pid: u32,
     /// Shared or exclusive.
     pub mode: LockMode,
-    /// Bytes; an end of 2^63 - 1 or more continues to the end of every file. For `flock` all.
+    /// Bytes; an end of 2^63 - 1 or more continues to the end of every file. For `flock` the range is the whole file.
     pub range: ByteRange,
 }

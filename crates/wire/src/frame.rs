@@ -1,9 +1,9 @@
 //! The frame: a fixed 48-byte header, a postcard body, then payload bytes.
 //!
-//! Owns: the header's layout and every check of it. Does not own: reading and writing of streams (`transport`).
-//! Invariants: a header that `Head::parse` returns is within all bounds, so lengths in it may be allocated;
-//! the checksum covers header and body. The payload has a checksum of its own, where the connection can damage it.
-//! A sealed frame has neither: the channel that it travels in protects it (`transport::secure`).
+//! Owns: the header's layout and all checks of the header. Does not own: reading and writing of streams (`transport`).
+//! Invariants: a header that `Head::parse` returns is within all bounds, so lengths in it may be allocated; the
+//! checksum covers header and body. The payload has a checksum of its own where the connection can damage it. A sealed
+//! frame has neither: the channel that it travels in protects it (`transport::secure`).
 //!
 //! 48 bytes: the smallest multiple of 16 that holds the fields with room for a payload checksum.
 
@@ -23,7 +23,7 @@ pub const DEADLINE_PASSED_MS: u32 = 1;
 pub const HEAD_BYTES: usize = 48;
 /// First four bytes of every frame: `AMPH`.
 pub const MAGIC: [u8; 4] = *b"AMPH";
-/// Payloads are placed this many bytes apart from an aligned address at most; `pad` is below it.
+/// The number of bytes between an aligned address and a payload is below this; `pad` is that number.
 pub const PAD_LIMIT: u16 = limits::BLOCK as u16;
 /// Offset of the checksum in the header; it covers the bytes before it and the body.
 const CRC_AT: usize = 44;
@@ -53,7 +53,7 @@ const _: () = assert!(size_of::<RawHead>() == HEAD_BYTES);
 
 macro_rules! kinds {
     ($($name:ident = $code:literal, $text:literal;)*) => {
-        /// What a frame is.
+        /// The kind of a frame.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum FrameKind { $(#[doc = $text] $name = $code,)* }
@@ -79,7 +79,7 @@ kinds! {
 }
 
 impl FrameKind {
-    /// Whether the frame belongs to the handshake.
+    /// Returns whether the frame belongs to the handshake.
     pub fn is_handshake(self) -> bool {
         matches!(self, FrameKind::Challenge | FrameKind::Hello | FrameKind::Welcome | FrameKind::Refuse)
     }
@@ -102,7 +102,7 @@ impl FrameKind {
     }
 }
 
-/// Where a payload is that is not in the stream: in memory that the client has passed to the server
+/// The place of a payload that is not in the stream: it is in memory that the client has passed to the server
 /// (docs/design/shared_memory.md). Pages are counted from its start; `Head::pad` is the place within the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -115,7 +115,7 @@ pub enum Place {
 /// A header as values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What the frame is.
+    /// The kind of the frame.
     pub kind: FrameKind,
     /// The lane whose credits the frame uses.
     pub lane: Lane,
@@ -131,7 +131,7 @@ pub struct Head {
     pub body_len: u32,
     /// Bytes of the payload, or of the place that there is for that of the reply.
     pub payload_len: u32,
-    /// Where these bytes lie, if they are not in the stream.
+    /// The place of these bytes, if they are not in the stream.
     pub place: Option<Place>,
     /// CRC-32C of the payload, where the connection is one that can damage it.
     pub payload_crc: Option<u32>,
@@ -139,7 +139,7 @@ pub struct Head {
     pub sealed: bool,
 }
 
-/// Why bytes are not a frame. Every one ends the connection.
+/// The reason why bytes are not a frame. Every one ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrameError {
     /// The peer does not speak this protocol.
@@ -169,14 +169,14 @@ pub enum FrameError {
     },
     /// Bytes that must be zero are not.
     Reserved,
-    /// A body longer than its kind may have.
+    /// The body is longer than its kind allows.
     BodyTooLong {
         /// Kind of the frame.
         kind: FrameKind,
         /// Bytes announced.
         len: u32,
     },
-    /// A payload longer than its kind may have.
+    /// The payload is longer than its kind allows.
     PayloadTooLong {
         /// Kind of the frame.
         kind: FrameKind,
@@ -201,14 +201,14 @@ pub enum FrameError {
     Undecodable {
         /// Kind of the frame.
         kind: FrameKind,
-        /// What the decoder says.
+        /// The message of the decoder.
         why: postcard::Error,
     },
     /// The body continues after its message.
     Trailing {
         /// Kind of the frame.
         kind: FrameKind,
-        /// Bytes left over.
+        /// The number of bytes behind the end of the message.
         bytes: usize,
     },
     /// Header and body name different targets.
@@ -249,7 +249,7 @@ impl fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {}
 
-/// Why a frame cannot be encoded.
+/// The reason why a frame cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodeError {
     /// The frame does not fit into the given memory.
@@ -359,14 +359,14 @@ impl Head {
         if computed == found { Ok(()) } else { Err(FrameError::Checksum { found, computed }) }
     }
 
-    /// Compares the payload with its checksum, if it came with one.
+    /// Compares the payload with its checksum, if the frame has one.
     pub fn check_payload(&self, payload: &[u8]) -> Result<(), FrameError> {
         let Some(found) = self.payload_crc else { return Ok(()) };
         let computed = payload_sum(payload);
         if computed == found { Ok(()) } else { Err(FrameError::PayloadDamaged { found, computed }) }
     }
 
-    /// The message of `body`, all of it.
+    /// Decodes the message of `body`, which must use all of its bytes.
     pub fn decode<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, FrameError> {
         match postcard::take_from_bytes(body) {
             Ok((message, [])) => Ok(message),
@@ -411,8 +411,8 @@ impl Head {
         head[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Writes header and body to the front of `out` and returns their length. `body_len` of the header is
-    /// ignored, the other fields are taken as they are.
+    /// Writes header and body to the front of `out` and returns their length. `body_len` of the header is ignored, the
+    /// other fields are taken unchanged.
     pub fn encode<T: Serialize + ?Sized>(&self, body: &T, out: &mut [u8]) -> Result<usize, EncodeError> {
         if self.payload_len as usize > self.kind.payload_max() {
             return Err(EncodeError::TooLarge);

@@ -23,11 +23,11 @@ pub const REASON_MAX: usize = 1024;
 pub struct Challenge {
     /// The server's nonce.
     pub nonce: [u8; NONCE_BYTES],
-    /// Whether the server wants a proof and gives one.
+    /// Whether the server requires a proof of the key and sends one itself.
     pub keyed: bool,
     /// The server's public key, if it has a key pair: then its `Welcome` is signed.
     pub identity: Option<Fingerprint>,
-    /// How everything that follows is protected. The proofs of both ends cover it.
+    /// How everything that follows is protected. The proofs of both ends include this choice.
     pub secure: Secure,
 }
 
@@ -52,7 +52,7 @@ pub struct IdentityProof {
 /// Body of the `Hello` frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedHello {
-    /// What the client says.
+    /// The message of the client.
     pub hello: Hello,
     /// The client's nonce.
     pub nonce: [u8; NONCE_BYTES],
@@ -65,22 +65,22 @@ pub struct SignedHello {
 /// Body of the `Welcome` frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedWelcome {
-    /// What the server says.
+    /// The message of the server.
     pub welcome: Welcome,
     /// The server's proof over both nonces, the channel and `welcome`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
-    /// The signature of the server's own key over both nonces, both public keys, the channel and `welcome`, if it has
-    /// one.
+    /// The signature of the server's own key over both nonces, both public keys, the channel and `welcome`, if the
+    /// server has such a key.
     pub signature: Option<Signature>,
-    /// The memory that came with the `Hello` is used: payloads may be named in place of being sent. Only over Unix
-    /// sockets.
+    /// The memory that came with the `Hello` is used: payloads may be named in place of being sent. This is possible
+    /// only over Unix sockets.
     pub memory: bool,
 }
 
 /// Body of the `Refuse` frame. Its form is the same in all versions of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refuse {
-    /// Why the server refuses, for people.
+    /// The reason why the server refuses, written for people.
     pub reason: String,
 }
 

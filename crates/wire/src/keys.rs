@@ -21,7 +21,7 @@ pub const KEY_RANGES_MAX: usize = 16;
 /// The user and group for users without a number of their own: `nobody` of Linux.
 pub const NOBODY: u32 = 65_534;
 
-/// A public key, by which servers and people tell keys apart. A hash of it would be no shorter.
+/// The hash of a public key, by which servers and people distinguish keys. A hash of it would be no shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub [u8; PUBLIC_KEY_BYTES]);
 
@@ -100,11 +100,11 @@ pub struct IdRange {
 /// The addresses from which a key may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressRange {
-    /// Over Unix sockets of a server's own machine.
+    /// Connections over Unix sockets of the server's own machine.
     Unix,
-    /// IPv4 addresses that begin with this many bits of this one.
+    /// IPv4 addresses whose first bits, this many of them, equal those of this address.
     V4([u8; 4], u8),
-    /// IPv6 addresses that begin with this many bits of this one.
+    /// IPv6 addresses whose first bits, this many of them, equal those of this address.
     V6([u8; 16], u8),
 }
 
@@ -133,7 +133,7 @@ pub struct Subtree {
     pub path: String,
 }
 
-/// What the registry knows about a key.
+/// The entry of a key in the registry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyEntry {
     /// The name of the key: letters, digits, `.`, `_`, `-` and `@`.
@@ -165,7 +165,7 @@ pub struct KeyRegistry {
     pub version: u64,
     /// Random number of the last change: two registries of one version that differ are two histories.
     pub stamp: u64,
-    /// Over a network, the cluster key alone is not sufficient to connect.
+    /// Over a network, the cluster key is not sufficient by itself to connect.
     pub require_identity: bool,
     /// The keys, by name.
     pub keys: Vec<KeyEntry>,
@@ -210,7 +210,7 @@ pub enum KeyChange {
     Rotate {
         /// Name.
         name: String,
-        /// The key that will replace the present one.
+        /// The key that will replace the present key.
         next: Fingerprint,
     },
     /// The second key of this name is its only one from now on.

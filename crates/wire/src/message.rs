@@ -15,7 +15,8 @@ pub enum Lane {
     /// Write-back of dirty data, sync, session messages.
     Urgent,
     /// Answers to messages of the server: lock cancels, revocations, glimpses. They are sent as `Urgent`; the client
-    /// reserves some of the urgent credits for them, because requests on that lane may wait for them.
+    /// reserves some of the urgent credits for them, because the requests that use this lane may wait for these
+    /// answers.
     Answer,
     /// Requests that may wait for byte-range locks of other mounts. They are sent as `Normal`; the client reserves some
     /// of the normal credits for requests that wait for no lock, so that I/O under a lock for which others wait is not
@@ -23,8 +24,8 @@ pub enum Lane {
     Locking,
 }
 
-/// Identity of a request within a session: a slot has one request at a time, numbered upwards. A target keeps
-/// the last reply of each slot, so a resend is answered once.
+/// Identity of a request within a session: a slot has one request at a time, numbered upwards. A target keeps the last
+/// reply of each slot, so that a request that is sent again is executed only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId {
     /// Slot number, below the credits of the session.
@@ -33,14 +34,14 @@ pub struct RequestId {
     pub seq: u64,
 }
 
-/// What connects.
+/// The kind of program that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// A mount: holds opens and locks.
     Mount,
     /// `amphi status` and the like: asks, holds nothing.
     Admin,
-    /// Another server of the cluster: requests its targets.
+    /// Another server of the cluster, which sends requests to the targets of this one.
     Server,
 }
 
@@ -51,7 +52,7 @@ pub struct Hello {
     pub version: u32,
     /// Session to start or to resume.
     pub session: SessionId,
-    /// What connects.
+    /// The kind of program that connects.
     pub role: Role,
     /// The client that connects, for users: `host:pid`.
     pub name: String,
@@ -62,8 +63,8 @@ pub struct Hello {
     /// Which of the session's connections to this server this is, from 0; below `LINKS_MAX`. All but connection 0 join
     /// a session that connection 0 began.
     pub link: u16,
-    /// Connections that the client has to this server, or at its first one would open, at least 1. A connection other
-    /// than that of a mount is alone.
+    /// Connections that the client has to this server, or at its first one would open, at least 1. A client that is not
+    /// a mount has only one.
     pub links: u16,
 }
 
@@ -87,10 +88,11 @@ pub struct Welcome {
     pub urgent_credits: u16,
     /// Number of targets of the cluster; targets are `0..pool`.
     pub pool: u16,
-    /// How long a mount that is alone may let its kernel cache entries and attributes, milliseconds; 0 = not at all.
+    /// How long a mount in sole mode may let its kernel cache entries and attributes, in milliseconds; 0 means not at
+    /// all.
     pub token_ms: u32,
     /// Whether the session is the only mount at the moment; `Push::Company` reports changes. A mount in sole mode
-    /// caches without tokens; in shared mode it caches only what tokens permit, and its kernel too.
+    /// caches without tokens; in shared mode the mount and its kernel cache only what tokens permit.
     pub alone: bool,
     /// Epoch of the server's cluster map.
     pub map_epoch: u64,
@@ -98,9 +100,9 @@ pub struct Welcome {
     /// has ended and starts again learns from it whether there were other mounts in between; a loss of answered changes
     /// by another server counts as one.
     pub mounts: u64,
-    /// Connections over which the client does best to spread this server's targets, at least 1 and at most
-    /// `Hello::links`: the target at place `p` of the server's targets in ascending order is reached over connection
-    /// `p` modulo this. Any connection reaches any target, with a detour within the server.
+    /// The number of connections over which the client should spread this server's targets; it is at least 1 and at
+    /// most `Hello::links`. The target at place `p` of the server's targets in ascending order is reached over
+    /// connection `p` modulo this number. Any connection reaches any target, with a detour within the server.
     pub links: u16,
     /// Targets of this server on rotating storage, at most `ROTATING_MAX`; mounts do not learn of further ones.
     pub rotating: Vec<TargetId>,
@@ -162,7 +164,7 @@ pub enum RenameMode {
     Replace,
     /// `RENAME_NOREPLACE`: fail with `Exist`.
     NoReplace,
-    /// `RENAME_EXCHANGE`: swap both.
+    /// `RENAME_EXCHANGE`: the two names are exchanged.
     Exchange,
     /// `RENAME_WHITEOUT`: as `Replace`, and the old name becomes a character device 0:0.
     Whiteout,
@@ -186,7 +188,8 @@ pub enum LockExtent {
     Grown,
     /// Granted exactly as requested, for callers that know their pattern.
     Exact,
-    /// Lock-ahead: granted exactly as requested, or refused with `Again` if anything conflicts. It calls no lock back.
+    /// Lock-ahead: granted exactly as requested, or refused with `Again` if anything conflicts. No other lock is called
+    /// back for it.
     Ahead,
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Replies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done.
+    /// The request was executed, and its reply has no content.
     Done,
     /// An inode.
     Inode(InodeView),
@@ -23,11 +23,11 @@ pub enum Reply {
         inode: InodeView,
         /// Whether the inode is new.
         created: bool,
-        /// A write lock on all of stripe 0, for a client that creates a file to write it. Not in an answer repeated
-        /// after a restart of the server.
+        /// A write lock on all of stripe 0, for a client that creates a file to write it. This is missing in an answer
+        /// that is repeated after a restart of the server.
         lock: Option<u64>,
     },
-    /// A name was removed, or stands for another inode now.
+    /// A name was removed, or now stands for another inode.
     Removed {
         /// The inode, if there was one and this was its last name (a directory has only one): open files of it stay
         /// usable, and no other program will see its data.
@@ -41,11 +41,11 @@ pub enum Reply {
     Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Entries of a directory.
     Entries {
-        /// The directory above, if the listing starts here.
+        /// The parent directory, if the listing starts here.
         parent: Option<Ino>,
         /// The entries in the order of their cookies.
         entries: Vec<DirEntry>,
-        /// Whether the directory ends here.
+        /// Whether this is the end of the directory.
         end: bool,
     },
     /// Space of a target.
@@ -58,9 +58,9 @@ pub enum Reply {
         /// it full.
         roomy: bool,
     },
-    /// An offset, if there is one.
+    /// An offset, if one was found.
     Offset(Option<u64>),
-    /// Where an object has data and holes.
+    /// The ranges in which an object has data, and its holes.
     DataMap {
         /// Runs of blocks with data, ascending, none touching the next; the first may begin before the offset that was
         /// requested.
@@ -68,13 +68,13 @@ pub enum Reply {
         /// The map is complete up to here; `None`: to the end of the object.
         known_to: Option<u64>,
     },
-    /// Where an object lies.
+    /// The places of an object on the disk.
     Extents {
         /// Extents of the whole object.
         total: u64,
         /// Bytes of storage that these extents hold.
         bytes: u64,
-        /// Extents from the offset on, ascending; the first may begin before it.
+        /// The extents from the offset on, in ascending order; the first may begin before the offset.
         extents: Vec<ExtentView>,
         /// Whether more follow.
         more: bool,
@@ -83,7 +83,7 @@ pub enum Reply {
         /// Bytes that were written, or logged, and not synced. The number may be too high, but not too low.
         unsynced: u64,
     },
-    /// The name of a target's note about pages that were left behind; never used again.
+    /// The name of a target's note about pages that were left behind; a name is never used again.
     PagesLeft(u64),
     /// A granted lock.
     Locked {
@@ -94,7 +94,7 @@ pub enum Reply {
     },
     /// The request for a group lock waits under this id.
     LockWaits {
-        /// The id that the lock will have.
+        /// The id that the lock will have when it is granted.
         lock: u64,
     },
     /// Ids of re-presented locks.
@@ -122,7 +122,7 @@ pub enum Reply {
     Map(ClusterMap),
     /// A server was registered.
     Joined {
-        /// The map as it is now.
+        /// The present map.
         map: ClusterMap,
         /// Numbers for the new targets.
         new_targets: Vec<TargetId>,
@@ -137,10 +137,11 @@ pub enum Reply {
     FileLocksLost(Vec<u32>),
     /// The cluster does not take the server in, for this reason.
     Refused(String),
-    /// The result of each part of a batch, in order: written to the disk, or an error. `Again`: the part has to be sent
-    /// alone.
+    /// The result of each part of a batch, in order: written to the disk, or an error. `Again` means that the part has
+    /// to be sent by itself.
     WrittenBatch(Vec<Result<(), Errno>>),
-    /// The result of each part of `ReadBatch`, in order. `Again`: not possible without waiting for others.
+    /// The result of each part of `ReadBatch`, in order. `Again` means that the part could not be executed without
+    /// waiting for other sessions.
     FilesAhead(Vec<Result<FileAhead, Errno>>),
     /// Whether a request waits for the end of a group.
     GroupWanted(bool),
@@ -157,7 +158,7 @@ pub enum Reply {
     Project(u32),
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
-    /// This many sessions are ending.
+    /// The number of sessions that are being ended.
     Evicted(u32),
 }
 
@@ -176,9 +177,9 @@ pub struct Answer {
     /// The object of the request is contended.
     pub contended: bool,
     /// For a batch, the parts whose objects are contended, if there are any; a separate field, so that all other
-    /// answers stay small. Not logged.
+    /// answers stay small. This list is not logged.
     pub contended_parts: Option<Box<ContendedParts>>,
-    /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
+    /// The tokens that the reply grants, if there are any. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
     /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as
     /// tokens.
@@ -198,7 +199,7 @@ pub struct Grant {
     /// EDQUOT if they are too much.
     pub limits: Vec<(Ino, Nearness)>,
     /// The last record of the target's log that survives a kill of its server. Of two answers the one with the later
-    /// record is right; of two with the same record, the one with fewer blocks.
+    /// record is right; of two with the same record, the one with fewer blocks is right.
     pub kept: u64,
 }
 
@@ -227,7 +228,7 @@ impl Answer {
 /// Messages that a server sends unasked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Push {
-    /// Give a lock back: flush what is dirty under it, then send `LockCancel` to `target`.
+    /// Give a lock back: flush the dirty bytes under it, then send `LockCancel` to `target`.
     Callback {
         /// The target that asks for the lock.
         target: TargetId,
@@ -243,9 +244,9 @@ pub enum Push {
         /// Object.
         object: ObjectId,
     },
-    /// Drop what these keys show and answer with `Request::Revoked` to `target`. May come twice.
+    /// Drop what these keys show and answer with `Request::Revoked` to `target`. The push may arrive twice.
     Revoke {
-        /// The target that sends this.
+        /// The target that sends this push.
         target: TargetId,
         /// Name of the revocation.
         id: u64,
@@ -255,20 +256,20 @@ pub enum Push {
         keys: Vec<TokenKey>,
     },
     /// The session became, or is no longer, the only mount; answered with `Request::CompanyKnown` when data cached
-    /// under the old rule is no longer used. A larger change number counts. May come twice.
+    /// under the old rule is no longer used. A larger change number counts. The push may arrive twice.
     Company {
         /// Number of the change.
         change: u64,
-        /// Whether the session is the only mount now.
+        /// Whether the session is now the only mount.
         alone: bool,
     },
-    /// The cluster map has changed: request it.
+    /// The cluster map has changed: the client should request it.
     Map {
         /// The epoch of the new map.
         epoch: u64,
     },
-    /// A group lock that waited is granted, or its request was removed: the client asks again. May come twice or be
-    /// lost.
+    /// A group lock that waited is granted, or its request was removed: the client sends its request again. The push
+    /// may arrive twice or be lost.
     GroupLockNews {
         /// The object of the lock.
         object: ObjectId,
@@ -276,43 +277,43 @@ pub enum Push {
         lock: u64,
     },
     /// A request for a file lock that was answered `FileLock(false)` may now be granted: send it again. The message may
-    /// come twice, and is not repeated if it was lost with a connection.
+    /// arrive twice, and is not repeated if it was lost with a connection.
     FileLockNews {
         /// Name of the request.
         number: u64,
     },
     /// A lock of this session on the file conflicts with a request: if a descriptor has just been closed, its locks
-    /// have to be released now. It is answered with `FileLockClosed`. It may be lost; no session is evicted for leaving
-    /// it unanswered.
+    /// have to be released at once. The client answers it with `FileLockClosed`. It may be lost; no session is evicted
+    /// for leaving it unanswered.
     FileLockClosing {
         /// Number of the question.
         id: u64,
         /// The file.
         ino: Ino,
     },
-    /// The target needs space: the session has to return granted blocks that it does not need. It is answered with
-    /// `Request::Grant`. It may come twice or be lost; no session is evicted for leaving it unanswered.
+    /// The target needs space: the session has to return granted blocks that it does not need. The client answers it
+    /// with `Request::Grant`. The push may arrive twice or be lost; no session is evicted for leaving it unanswered.
     GrantWanted {
-        /// The target that sends this.
+        /// The target that sends this push.
         target: TargetId,
     },
     /// Bytes of this file that the session wrote and the target accepted into memory cannot be written to the disk.
     /// They are in memory and are tried again, but their writers have to be informed. It is answered with
-    /// `Request::WriteFailedKnown`; until then it is repeated on each new connection, and no further one is sent. It
-    /// may come twice.
+    /// `Request::WriteFailedKnown`; until then it is repeated on each new connection, and no further one is sent. The
+    /// push may arrive twice.
     WriteFailed {
-        /// The target that sends this.
+        /// The target that sends this push.
         target: TargetId,
         /// Number of this news. The target uses each number once.
         id: u64,
         /// The file.
         ino: Ino,
     },
-    /// Another session has moved a directory or removed it. This message is answered with `DirectoryShown` when the
+    /// Another session has moved or removed a directory. The client answers this push with `DirectoryShown` when the
     /// front end has made its kernel look the directory up, or cannot do so at once. The message may be lost; no
     /// session is evicted for leaving it unanswered.
     DirectoryChanged {
-        /// The target that sends this.
+        /// The target that sends this push.
         target: TargetId,
         /// Number of the question.
         id: u64,

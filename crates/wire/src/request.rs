@@ -16,63 +16,65 @@ use serde::{Deserialize, Serialize};
 /// operation that names a directory or changes an inode; `Read` and `Write` rely on the open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// `Inode`: the inode of a name.
+    /// Answered with `Inode`: the inode of a name.
     Lookup {
         /// Directory.
         dir: Ino,
         /// Name.
         name: Name,
     },
-    /// `Ino`: parent of a directory (for `..`).
+    /// Answered with `Ino`: parent of a directory (for `..`).
     Parent {
         /// Directory.
         dir: Ino,
     },
-    /// `Shards`: the shards of a directory; none if its names lie in itself. Requests that name a name in a directory
-    /// with shards are answered `Remote`, and go to the name's shard instead.
+    /// Answered with `Shards`, the shards of a directory; the list is empty if the names of the directory lie in its
+    /// own object. Requests that name a name in a directory with shards are answered `Remote`, and go to the name's
+    /// shard instead.
     Shards {
         /// Directory.
         dir: Ino,
     },
-    /// `Inode`: gives an empty directory shards.
+    /// Answered with `Inode`: gives an empty directory shards.
     SetShards {
         /// Directory.
         ino: Ino,
         /// How many, at most `Ino::SHARDS_MAX`; 0: as many as there are targets.
         count: u16,
     },
-    /// `Inode`.
+    /// Answered with `Inode`.
     GetAttr {
         /// Inode.
         ino: Ino,
     },
-    /// `Inode`: as `GetAttr`, including what the asking mount itself has not written back, and without tokens: the
-    /// state of the file now. It is for a mount whose own changes keep coming between request and answer.
+    /// Answered with `Inode`, as `GetAttr` is, but including changes that the requesting mount has not written back,
+    /// and without tokens: this is the present state of the file. It is for a mount whose own changes keep coming
+    /// between request and answer.
     GetAttrNow {
         /// Inode.
         ino: Ino,
     },
-    /// `Inode`: changes attributes; a size is truncated on all objects before the reply.
+    /// Answered with `Inode`: changes attributes; a size is truncated on all objects before the reply.
     SetAttr {
         /// Inode.
         ino: Ino,
         /// The attributes that change.
         set: SetAttr,
     },
-    /// `Made`: makes an inode and a name for it.
+    /// Answered with `Made`: makes an inode and a name for it.
     Make {
         /// Directory.
         dir: Ino,
         /// Name.
         name: Name,
-        /// What is made.
+        /// The kind of inode that is made.
         make: Make,
         /// Permission bits that the caller requests.
         perm: u16,
         /// Bits that the inode does not get, unless the directory has a default access control list.
         umask: u16,
     },
-    /// `Made`: `O_TMPFILE`: a file without a name, opened.
+    /// Answered with `Made`: `O_TMPFILE`: a file without a name, opened.
     MakeTmp {
         /// Directory that decides target, group and layout.
         dir: Ino,
@@ -83,7 +85,7 @@ pub enum Request {
         /// How the new file is opened.
         open: Access,
     },
-    /// `Inode`: a further name for `ino`; sent to the directory's target.
+    /// Answered with `Inode`: a further name for `ino`; sent to the directory's target.
     Link {
         /// Inode.
         ino: Ino,
@@ -92,21 +94,21 @@ pub enum Request {
         /// Name.
         name: Name,
     },
-    /// `Removed`.
+    /// Answered with `Removed`.
     Unlink {
         /// Directory.
         dir: Ino,
         /// Name.
         name: Name,
     },
-    /// `Removed`.
+    /// Answered with `Removed`.
     RmDir {
         /// Directory.
         dir: Ino,
         /// Name.
         name: Name,
     },
-    /// `Removed`, for the inode that had the new name; it is sent to the target of `from`.
+    /// Answered with `Removed`, for the inode that had the new name; it is sent to the target of `from`.
     Rename {
         /// Old directory.
         from: Ino,
@@ -119,23 +121,23 @@ pub enum Request {
         /// The handling of an existing destination.
         mode: RenameMode,
     },
-    /// `Bytes`: target of a symbolic link.
+    /// Answered with `Bytes`: target of a symbolic link.
     ReadLink {
         /// Inode.
         ino: Ino,
     },
-    /// `Entries`: entries with cookies greater than `cookie`, without `.` and `..`.
+    /// Answered with `Entries`: entries with cookies greater than `cookie`, without `.` and `..`.
     ReadDir {
         /// Directory.
         dir: Ino,
-        /// Where to continue; 0 starts.
+        /// The cookie at which the listing continues; 0 starts at the beginning.
         cookie: u64,
         /// Most entries to return.
         max: u32,
         /// Return attributes of inodes that live on the same target, too.
         plus: bool,
     },
-    /// `Inode`: registers an open. Permission is checked.
+    /// Answered with `Inode`: registers an open. Permission is checked.
     Open {
         /// Inode.
         ino: Ino,
@@ -144,7 +146,7 @@ pub enum Request {
         /// Opened to be executed (`FMODE_EXEC`): needs the permission to execute in place of that to read.
         exec: bool,
     },
-    /// `Done`: the session's open ends. The last close of an unlinked inode frees it.
+    /// Answered with `Done`: the session's open ends. The last close of an unlinked inode frees the inode.
     Close {
         /// Inode.
         ino: Ino,
@@ -153,16 +155,16 @@ pub enum Request {
         /// Time of the last read, if the access time is to be brought forward to it: lazily, it may be lost in a crash.
         atime: Option<Timespec>,
     },
-    /// `Done`: a nameless inode, of which the session has only these `opens` left, ends together with data that was
-    /// never written; replaces their closes. `Busy` if it has a name, may be about to get one, or is open otherwise:
-    /// nothing has changed.
+    /// Answered with `Done`: an inode without a name, of which the session has only these `opens` left, is freed
+    /// together with data that was never written; this replaces their closes. The reply is `Busy` if the inode has a
+    /// name, may be about to get one, or is opened otherwise: in that case nothing has changed.
     Discard {
         /// Inode.
         ino: Ino,
         /// Opens of the session, all of which end.
         opens: u32,
     },
-    /// `Bytes`.
+    /// Answered with `Bytes`.
     GetXattr {
         /// Inode.
         ino: Ino,
@@ -170,12 +172,12 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
-    /// `Bytes`: names, each followed by NUL.
+    /// Answered with `Bytes`: the names, each followed by NUL.
     ListXattr {
         /// Inode.
         ino: Ino,
     },
-    /// `Done`, or `Inode` for an access control list, which changes the permissions.
+    /// Answered with `Done`, or with `Inode` for an access control list, which changes the permissions.
     SetXattr {
         /// Inode.
         ino: Ino,
@@ -185,10 +187,10 @@ pub enum Request {
         /// Value.
         #[serde(with = "serde_bytes")]
         value: Vec<u8>,
-        /// About an existing one.
+        /// The request concerns an existing inode.
         mode: XattrMode,
     },
-    /// As `SetXattr`.
+    /// The reply is the same as that of `SetXattr`.
     RemoveXattr {
         /// Inode.
         ino: Ino,
@@ -196,8 +198,8 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
-    /// `Inode`: sets layout or one of the settings for mounts. A file with data, or that another session has open,
-    /// keeps its layout: `Busy`.
+    /// Answered with `Inode`: sets layout or one of the settings for mounts. A file with data, or that another session
+    /// has open, keeps its layout: `Busy`.
     SetLayout {
         /// File or directory.
         ino: Ino,
@@ -206,10 +208,10 @@ pub enum Request {
         /// New I/O mode, or who serves reads.
         advice: Option<AskedAdvice>,
     },
-    /// `StatFs` of one target.
+    /// Answered with the `StatFs` of one target.
     StatFs,
-    /// `Data` with payload: bytes of an object. The payload starts `range.start % 4096` bytes after an aligned
-    /// address and may be shorter than the range: the rest is zeros.
+    /// Answered with `Data` and a payload: the bytes of an object. The payload starts `range.start % 4096` bytes after
+    /// an aligned address and may be shorter than the range: the rest is zeros.
     Read {
         /// Object.
         object: ObjectId,
@@ -220,7 +222,7 @@ pub enum Request {
         /// The program's advice about its reads.
         advice: ReadAdvice,
     },
-    /// `Written`; payload: the bytes. Answered when they are on the disk.
+    /// Answered with `Written`; the payload has the bytes. Answered when they are on the disk.
     Write {
         /// Object.
         object: ObjectId,
@@ -231,7 +233,7 @@ pub enum Request {
         generation: u64,
         /// Time of the write.
         mtime: Timespec,
-        /// As for `Read`.
+        /// The same as in `Read`.
         server_lock: bool,
         /// Clear setuid and setgid.
         kill_suidgid: bool,
@@ -240,63 +242,63 @@ pub enum Request {
         /// The mount's grant of space on the target for these bytes.
         cover: Cover,
     },
-    /// `Done`: punches a hole into one object.
+    /// Answered with `Done`: punches a hole into one object.
     Punch {
         /// Object.
         object: ObjectId,
         /// Bytes.
         range: ByteRange,
-        /// As for `Write`.
+        /// The same as in `Write`.
         generation: u64,
         /// Time of the change.
         mtime: Timespec,
-        /// As for `Read`.
+        /// The same as in `Read`.
         server_lock: bool,
     },
-    /// `Done`: reserves storage that reads as zeros; the size of the file does not change.
+    /// Answered with `Done`: reserves storage that reads as zeros; the size of the file does not change.
     Allocate {
         /// Object.
         object: ObjectId,
         /// Bytes.
         range: ByteRange,
-        /// As for `Write`.
+        /// The same as in `Write`.
         generation: u64,
         /// Time of the change.
         mtime: Timespec,
-        /// As for `Read`.
+        /// The same as in `Read`.
         server_lock: bool,
     },
-    /// `DataMap`: where an object has data, from `offset` on.
+    /// Answered with `DataMap`: the ranges in which an object has data, from `offset` on.
     DataMap {
         /// Object.
         object: ObjectId,
-        /// Where to start.
+        /// The offset at which the reply starts.
         offset: u64,
-        /// This many runs at most; the server gives no more than `DATA_RUNS_MAX`.
+        /// The most runs that the reply may have; the server gives no more than `DATA_RUNS_MAX`.
         runs_max: u32,
     },
-    /// `Extents`: where an object lies on its target's storage, from `offset` on.
+    /// Answered with `Extents`: where an object lies on its target's storage, from `offset` on.
     Extents {
         /// Object.
         object: ObjectId,
-        /// Where to start, in bytes of the file.
+        /// The offset at which the reply starts, in bytes of the file.
         offset: u64,
-        /// This many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
+        /// The most extents that the reply may have; the server gives no more than `EXTENTS_MAX`. 0: only their number.
         extents_max: u32,
     },
-    /// `Done`: everything that this target answered before is on stable storage; with `file`, all changes of names and
-    /// attributes are, and of data only that of this file.
+    /// Answered with `Done`: everything that this target answered before is on stable storage; with `file`, all changes
+    /// of names and attributes are, and of data only that of this file.
     Sync {
-        /// The file whose data is meant. `None`: that of all files.
+        /// The file whose data is meant. `None` means the data of all files.
         file: Option<Ino>,
     },
-    /// `Inode`: the file will soon have data beyond stripe 0; until the last writer's close the owner asks the objects
-    /// for the size.
+    /// Answered with `Inode`: the file will soon have data beyond stripe 0; until the last writer's close the owner
+    /// asks the objects for the size.
     Spread {
         /// Inode.
         ino: Ino,
     },
-    /// `Locked`: a byte-range lock. Errors: `Again` for a lock-ahead that meets a conflict.
+    /// Answered with `Locked`: a byte-range lock. Errors: `Again` for a lock-ahead that meets a conflict.
     LockEnqueue {
         /// Object.
         object: ObjectId,
@@ -307,9 +309,10 @@ pub enum Request {
         /// How much larger than the needed bytes the granted range may be.
         extent: LockExtent,
     },
-    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes all but locks and requests of the same
-    /// group. With `LockWaits` it is in the queue: `Push::GroupLockNews` says when to ask again; `LockCancel` withdraws
-    /// it. Errors: `Again` if the request is not to wait and another lock conflicts.
+    /// Answered with `Locked` or `LockWaits`: a group lock of an object, which excludes all locks and requests but
+    /// those of the same group. After the reply `LockWaits` the request is in the queue: `Push::GroupLockNews` says
+    /// when the client should send it again, and `LockCancel` withdraws it. Errors: `Again` if the request is not to
+    /// wait and another lock conflicts.
     GroupLock {
         /// Object.
         object: ObjectId,
@@ -320,61 +323,62 @@ pub enum Request {
         /// The id that an earlier `LockWaits` gave to this request; `None` if there was none.
         asked: Option<u64>,
     },
-    /// `Done`: the client no longer uses these locks; all data that was dirty under them has been written.
+    /// Answered with `Done`: the client no longer uses these locks; all data that was dirty under them is written.
     LockCancel {
         /// Lock ids.
         locks: Vec<u64>,
     },
-    /// `Done`: locks that were called back and are still in use, because calls under them wait for other servers.
+    /// Answered with `Done`: locks that were called back are still in use: calls under them wait for other servers.
     LockKept {
         /// Lock ids.
         locks: Vec<u64>,
     },
-    /// `Done`: answer to a glimpse.
+    /// Answered with `Done`; it answers a glimpse.
     GlimpseReply {
         /// Id of the question.
         id: u64,
-        /// End of what the client knows of the object.
+        /// The end of the object as far as the client knows it.
         size: u64,
-        /// Last write the client knows of.
+        /// The time of the last write that the client knows of.
         mtime: Timespec,
     },
-    /// `Locks`: after a restart of the server: what the session has open and locked on this target.
+    /// Answered with `Locks`: after a restart of the server, the opens and locks of the session on this target.
     Represent {
         /// Open inodes of this target.
         opens: Vec<(Ino, Access)>,
         /// Locks on objects of this target, answered with their new ids in order.
         locks: Vec<HeldLock>,
     },
-    /// `Done`: the session ends in order; opens are closed, locks dropped, its slots forgotten.
+    /// Answered with `Done`: the session ends in order; opens are closed, locks dropped, its slots forgotten.
     Goodbye,
-    /// `Status`.
+    /// Answered with `Status`.
     Status,
-    /// `Tunables`: reads the server's tunables that match a pattern, after setting them if there is a value.
+    /// Answered with `Tunables`: reads the server's tunables that match a pattern; with a value it sets them first.
     Tunables {
         /// Name or pattern: `*` matches any text, `?` one character.
         pattern: String,
         /// New value.
         value: Option<String>,
     },
-    /// `Counters`: the server's counters; with `reset` they start again from zero after being read.
+    /// Answered with `Counters`: the server's counters; with `reset` they start again from zero after being read.
     Counters {
-        /// Start again.
+        /// Whether the counters start again.
         reset: bool,
     },
-    /// `Done`: answer to revocations by this target; none of the named objects is used any more.
+    /// Answered with `Done`; it answers revocations by this target; none of the named objects is used any more.
     Revoked {
         /// Names of the revocations.
         ids: Vec<u64>,
     },
-    /// `Done`: answer to `Push::Company`: the mode in it is in force on this mount. It is sent to the master.
+    /// Answered with `Done`: the mode that `Push::Company` named is in force on this mount. It is sent to the master.
     CompanyKnown {
         /// Number of the change.
         change: u64,
     },
-    /// `Map`: which server has which targets. To any server.
+    /// Answered with `Map`: which server has which targets. Answered with `Map`, which says on which server each target
+    /// is. It may be sent to any server.
     Map,
-    /// `Joined`: a server registers its targets; to the master.
+    /// Answered with `Joined`: a server registers its targets; it is sent to the master.
     Join {
         /// The server, with its addresses and targets.
         server: ServerInfo,
@@ -382,18 +386,18 @@ pub enum Request {
         cluster: u64,
         /// Numbers of new targets that the server wants to make.
         new_targets: u16,
-        /// Epoch of the map that it knows; 0 = it has none yet.
+        /// The epoch of the map that the sender has; 0 if it has none yet.
         epoch: u64,
     },
-    /// `Told`: a question by a server to a target of another server.
+    /// Answered with `Told`: a question by a server to a target of another server.
     Ask {
         /// Encoded question, private to servers of one version.
         #[serde(with = "serde_bytes")]
         question: Vec<u8>,
     },
-    /// `FileLock`: an application takes a lock on a file, or changes what it holds of the range to it. `false`: the
-    /// client does not hold it yet; `Push::FileLockNews` says when to ask again under the same number. Errors: `Again`
-    /// (not to wait), `Deadlk`, `NoLck`.
+    /// Answered with `FileLock`: an application takes a lock on a file, or changes the lock that it holds to this
+    /// range. `false` means that the client does not hold the lock yet; `Push::FileLockNews` says when the client
+    /// should send the request again under the same number. Errors: `Again` (not to wait), `Deadlk`, `NoLck`.
     FileLockSet {
         /// The lock.
         lock: FileLockSpec,
@@ -402,14 +406,15 @@ pub enum Request {
         /// Wait in the queue for conflicting locks.
         wait: bool,
     },
-    /// `FileLock`: the caller no longer waits for it. `true`: it was granted before, and stands.
+    /// Answered with `FileLock`: the caller no longer waits for the lock. `true` means that the lock was granted
+    /// before, and stays granted.
     FileLockCancel {
         /// The lock, exactly as it was requested.
         lock: FileLockSpec,
         /// Name of the request.
         number: u64,
     },
-    /// `Done`: gives up what the owner holds of a range.
+    /// Answered with `Done`: releases the locks that the owner has on a range.
     FileLockUnlock {
         /// The file.
         ino: Ino,
@@ -418,15 +423,15 @@ pub enum Request {
         /// Bytes.
         range: ByteRange,
     },
-    /// `FileLockFound`: the lock that conflicts; or `FileLock(false)`, as for `FileLockSet`.
+    /// Answered with `FileLockFound`, the lock that conflicts, or with `FileLock(false)`, as for `FileLockSet`.
     FileLockTest {
         /// The lock.
         lock: FileLockSpec,
         /// Name of the request.
         number: u64,
     },
-    /// `FileLocksLost`: after a restart of the server, before `Represent`: file locks that the session holds on this
-    /// target. In as many messages as it takes.
+    /// Answered with `FileLocksLost`: after a restart of the server, before `Represent`: file locks that the session
+    /// holds on this target. The client sends as many messages as it needs.
     RepresentFileLocks {
         /// The locks.
         locks: Vec<FileLockSpec>,
@@ -434,21 +439,23 @@ pub enum Request {
         /// become exclusive again if no session has presented a lock that conflicts with that.
         converted: Vec<FileLockSpec>,
     },
-    /// `WrittenBatch`; payload: the bytes of all parts in sequence, at most `BATCH_BYTES_MAX`. Write-back of many small
-    /// files of one target under locks of the client. Each part is executed independently of the others. Errors:
-    /// `Inval` for parts out of order or that do not fit the payload.
+    /// Answered with `WrittenBatch`; the payload has the bytes of all parts in sequence, at most `BATCH_BYTES_MAX`.
+    /// Write-back of many small files of one target under locks of the client. Each part is executed independently of
+    /// the others. Errors: `Inval` for parts out of order or that do not fit the payload.
     WriteBatch {
         /// Ascending in (object, offset), at most `BATCH_PARTS_MAX`; parts of one object share no block of 4096 bytes.
         parts: Vec<BatchPart>,
     },
-    /// `Done`: several closes of one target, each as `Close`; at most `BATCH_PARTS_MAX`.
+    /// Answered with `Done`: several closes of one target, each as `Close`; at most `BATCH_PARTS_MAX`.
     CloseBatch {
-        /// Inode, as opened, and the access time to be brought forward to.
+        /// The inode, the way in which it was opened, and the access time to which the inode's access time is to be
+        /// advanced.
         closes: Vec<(Ino, Access, Option<Timespec>)>,
     },
-    /// `FilesAhead`, with payload: small files of a directory that the caller is about to open for reading one after
-    /// the other. Each is opened, and its lock, attributes and bytes come with the answer, if all of that is available
-    /// without waiting. Each part is executed independently of the others. Errors: `Inval` for too many parts.
+    /// Answered with `FilesAhead` and a payload: small files of a directory that the caller is about to open for
+    /// reading one after the other. Each file is opened, and the reply contains its lock, attributes and bytes, if all
+    /// of these are available without waiting. Each part is executed independently of the others. Errors: `Inval` for
+    /// too many parts.
     ReadBatch {
         /// Directory.
         dir: Ino,
@@ -462,79 +469,80 @@ pub enum Request {
         /// The client caches under tokens, so it needs them; a mount that is alone does not.
         tokens: bool,
     },
-    /// `PagesLeft`: locks of the file are about to be returned although the front end of the client has pages under
-    /// them that it cannot drop at the moment. From now on the target notes what other sessions change in its objects
-    /// of the file. Errors: `NoMem` for too many files.
+    /// Answered with `PagesLeft`: locks of the file are about to be returned although the front end of the client has
+    /// pages under them that it cannot drop at the moment. From now on the target notes which parts of its objects of
+    /// the file other sessions change. Errors: `NoMem` for too many files.
     PagesLeft {
         /// The file.
         ino: Ino,
     },
-    /// `Done`: all pages that were left behind are taken back.
+    /// Answered with `Done`: the client has taken back all pages that were left behind.
     PagesTaken {
         /// The file.
         ino: Ino,
-        /// As `PagesLeft` named it.
+        /// The name that `PagesLeft` gave.
         left: u64,
     },
-    /// `Data` with payload, as for `Read` under a lock of the client: bytes that are read into pages while other pages
-    /// are left behind. Earlier changes do not count as changes below these pages.
+    /// Answered with `Data` and a payload, as a `Read` under a lock of the client: the bytes are read into pages while
+    /// other pages are left behind. Earlier changes do not count as changes below these pages.
     PagesRead {
         /// Object.
         object: ObjectId,
         /// Bytes, in file offsets.
         range: ByteRange,
-        /// As `PagesLeft` named it.
+        /// The name that `PagesLeft` gave.
         left: u64,
     },
-    /// `Written`; payload: bytes of pages that were left behind. The target locks the range for the request, and leaves
-    /// out what other sessions have changed since the pages were read. Errors: `Stale` if that is not known any more.
+    /// Answered with `Written`; the payload has the bytes of pages that were left behind. The target locks the range
+    /// for the request, and leaves out the bytes that other sessions have changed since the pages were read. Errors:
+    /// `Stale` if that is not known any more.
     PagesWrite {
         /// Object.
         object: ObjectId,
         /// File offset of the first byte.
         offset: u64,
-        /// As for `Write`.
+        /// The same as in `Write`.
         generation: u64,
         /// Time of the write.
         mtime: Timespec,
-        /// As `PagesLeft` named it.
+        /// The name that `PagesLeft` gave.
         left: u64,
-        /// As for `Write`.
+        /// The same as in `Write`.
         checksums: DataChecksums,
     },
-    /// `Done`: the mount has read `Push::Company`, and what it cached in the old mode is still in use. It is sent to
-    /// the master.
+    /// Answered with `Done`: the mount has read `Push::Company`, and entries that it cached in the old mode are still
+    /// in use. It is sent to the master.
     CompanyKept {
         /// Number of the change.
         change: u64,
     },
-    /// `Done`: answer to `Push::FileLockClosing`: the locks of descriptors that were closed before the push arrived
-    /// have been released, or their release takes longer than it should. It is sent to the target of the file.
+    /// Answered with `Done`; it answers `Push::FileLockClosing`: the locks of descriptors that were closed before the
+    /// push arrived have been released, or their release takes too long. It is sent to the target of the file.
     FileLockClosed {
         /// The file.
         ino: Ino,
         /// Number of the question.
         id: u64,
     },
-    /// `Done`: answer to `Push::WriteFailed`: programs that have the file open will get the failure. It is sent to the
-    /// target that reported the failure.
+    /// Answered with `Done`; it answers `Push::WriteFailed`: programs that have the file open will get the failure. It
+    /// is sent to the target that reported the failure.
     WriteFailedKnown {
         /// Number of the news.
         id: u64,
     },
-    /// `Done`: requests a grant of space on the target, or returns a part of it. The answer contains the session's
-    /// present grant.
+    /// Answered with `Done`: requests a grant of space on the target, or returns a part of it. The answer contains the
+    /// session's present grant.
     Grant {
         /// Blocks that the session does not need: the answer to `Push::GrantWanted`. Nothing: it asks.
         give_back: Option<u64>,
     },
-    /// `GroupWanted`: whether a request waits for the end of the group that has the object.
+    /// Answered with `GroupWanted`: whether a request waits for the end of the group that has the object.
     GroupWanted {
         /// Object.
         object: ObjectId,
     },
-    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and accepts it
-    /// from no client.
+    /// Answered with `Locks`, as `Represent` is, but sent by a client whose users are counted as other users. A server
+    /// makes it of that one, and accepts it from no client.
     RepresentFor {
         /// Open inodes of this target.
         opens: Vec<(Ino, Access)>,
@@ -543,50 +551,51 @@ pub enum Request {
         /// The users as whom the client's users count.
         users: Box<Squash>,
     },
-    /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if the change is not possible. To the
-    /// master: other servers answer `Map`.
+    /// Answered with `Keys`: the registry of keys, after `change` if there is one; `Refused` if the change is not
+    /// possible. It is sent to the master: other servers answer with `Map`.
     Keys {
-        /// The change, if there is one.
+        /// The change of the registry, if there is one.
         change: Option<KeyChange>,
     },
-    /// `Evicted`: ends sessions of mounts as if they did not answer; `Refused` if there are none. To the master: other
-    /// servers answer `Map`.
+    /// Answered with `Evicted`: ends sessions of mounts as if they did not answer; `Refused` if there are none. It is
+    /// sent to the master: other servers answer with `Map`.
     Evict {
         /// The number of a session, 16 hexadecimal digits as `amphi status` shows it, or the name or fingerprint of a
         /// key, whose sessions all end.
         who: String,
     },
-    /// `Done`: answer to `Push::DirectoryChanged`: the front end has made its kernel look the directory up, or cannot
-    /// do so at once. It is sent to the target that reported the change.
+    /// Answered with `Done`; it answers `Push::DirectoryChanged`: the front end has made its kernel look the directory
+    /// up, or cannot do so at once. It is sent to the target that reported the change.
     DirectoryShown {
         /// Number of the question.
         id: u64,
     },
-    /// `Owner`: the accounts to which an inode is charged. Sent to the target of the inode.
+    /// Answered with `Owner`: the accounts to which an inode is charged. It is sent to the target of the inode.
     Charged {
         /// Inode.
         ino: Ino,
     },
-    /// `Accounts`: an account. A user sees the accounts of the user, of the user's groups and of trees; the super-user
-    /// sees all. To target 0.
+    /// Answered with `Accounts`: an account. A user sees the accounts of the user, of the user's groups and of trees;
+    /// the super-user sees all. It is sent to target 0.
     Account {
         /// The account.
         account: Account,
     },
-    /// `Accounts`: the accounts after this one that use something or have limits, as many as fit. Only root may request
-    /// them. It is sent to target 0.
+    /// Answered with `Accounts`: the accounts after this one that use something or have limits, as many as fit. Only
+    /// root may send it. It is sent to target 0.
     Accounts {
-        /// Where to continue; `None` at the start.
+        /// The account behind which the list continues; `None` at the start.
         after: Option<Account>,
     },
-    /// `Done`: limits an account from now on; without limits it is free again. For the super-user alone. To target 0.
+    /// Answered with `Done`: limits an account from now on; without limits it is free again. Only root may send it. It
+    /// is sent to target 0.
     SetLimits {
         /// The account. User 0 has no limits: `Inval`.
         account: Account,
         /// The limits of the account.
         limits: Limits,
     },
-    /// `Project`: a number that no tree has. For the super-user alone. To target 0.
+    /// Answered with `Project`: a project number that no tree has. Only root may send it. It is sent to target 0.
     NewProject,
 }
 
@@ -599,8 +608,8 @@ impl Request {
         }
     }
 
-    /// Whether the answer to the request may create something that the session has from then on, until the session
-    /// returns it: an open, a lock of an object.
+    /// Returns whether the answer to the request may create something that the session has from then on, until the
+    /// session returns it: an open, a lock of an object.
     pub fn may_bring(&self) -> bool {
         matches!(
             self,
@@ -639,7 +648,7 @@ pub enum ReadAdvice {
     Once,
 }
 
-/// One of the files of `Request::ReadBatch`.
+/// The part of `Request::ReadBatch` that reads one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadPart {
     /// Name.
@@ -650,7 +659,7 @@ pub struct ReadPart {
     pub data: bool,
 }
 
-/// One of the writes of `Request::WriteBatch`.
+/// The part of `Request::WriteBatch` that makes one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchPart {
     /// Object.
@@ -665,15 +674,15 @@ pub struct BatchPart {
     pub mtime: Timespec,
     /// Whether the blocks get checksums, as for `Write`.
     pub checksums: DataChecksums,
-    /// As for `Write`.
+    /// The same as in `Write`.
     pub cover: Cover,
 }
 
 /// A mount's grant of space on a target for the bytes of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cover {
-    /// None, and the mount requests none: the bytes come directly from a program, which gets the error if there is no
-    /// space.
+    /// There is no grant, and the mount requests none: the bytes come directly from a program, which gets the error if
+    /// there is no space.
     #[default]
     None,
     /// No grant, but the mount has a cache for which it needs one.

@@ -1,6 +1,6 @@
 //! Levels of protection of a connection.
 //!
-//! Owns: the levels and their names. Does not own: what they do (`transport::secure`).
+//! Owns: the levels and their names. Does not own: their implementation (`transport::secure`).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

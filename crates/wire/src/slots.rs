@@ -1,4 +1,4 @@
-//! Slots: credits, identity of requests, and what makes a resend be answered once.
+//! Slots: credits, the identity of requests, and the rule by which a request that is sent again is executed once.
 //!
 //! Owns: `SlotTable` (client: which request may be sent, under which id, what to send again in which order), `Window`
 //! (server: whether this request is permitted now) and `ReplyTable` (target: execute a request, or repeat its stored
@@ -6,8 +6,8 @@
 //!
 //! Invariants: a slot is used by one request at a time; its sequence numbers only increase; a slot is free again when
 //! the reply has arrived, not when the caller stops waiting. So a table of one reply per slot is enough to answer every
-//! possible resend. The last urgent slot is the client's reserve for `Represent`, which therefore never waits behind
-//! requests that wait for it.
+//! possible resend. The client reserves the last urgent slot for `Represent`, which therefore never waits for requests
+//! that themselves wait for it.
 
 use crate::{Lane, RequestId};
 use std::fmt;
@@ -16,18 +16,18 @@ use std::fmt;
 pub const CREDITS_MAX: u16 = 1024;
 /// Fewest slots of the urgent lane: one to use and the reserve.
 pub const URGENT_CREDITS_MIN: u16 = 2;
-/// Slots that a server grants to the normal lane unless told otherwise: 64 requests of 1 MiB cover the
-/// bandwidth-delay product of a 100 Gbit/s link at 5 ms.
+/// Slots that a server grants to the normal lane by default: 64 requests of 1 MiB cover the bandwidth-delay product of
+/// a 100 Gbit/s link at 5 ms.
 pub const NORMAL_CREDITS: u16 = 64;
-/// Slots that a server grants to the urgent lane unless told otherwise.
+/// Slots that a server grants to the urgent lane by default.
 pub const URGENT_CREDITS: u16 = 32;
 /// Most connections of a session to one server.
 pub const LINKS_MAX: u16 = 32;
-/// Slots of each connection of a session among those of the session: what a target remembers of a request it remembers
-/// under the connection's number times this, plus the slot.
+/// The number of slots of each connection among those of the session: a target records a request under the connection's
+/// number times this, plus the slot.
 pub const LINK_SLOTS: u16 = 2 * CREDITS_MAX;
 const _: () = assert!(LINKS_MAX as u32 * LINK_SLOTS as u32 <= 1 << 16, "every slot of a session has a number");
-/// Of the urgent slots, a client reserves one in this many for answers.
+/// Of the urgent slots, a client reserves one in this many for answers to pushes.
 const ANSWER_SHARE: u16 = 4;
 /// Of the normal slots, a client reserves one in this many for requests that wait for no lock.
 const LOCKLESS_SHARE: u16 = 4;
@@ -49,7 +49,7 @@ impl fmt::Display for BadCredits {
 
 impl std::error::Error for BadCredits {}
 
-/// The lane that slot `slot` belongs to.
+/// Returns the lane that slot `slot` belongs to.
 fn lane_of(slot: u16, normal: u16) -> Lane {
     if slot < normal { Lane::Normal } else { Lane::Urgent }
 }
@@ -71,7 +71,7 @@ struct ClientSlot {
 /// The client's slots.
 pub struct SlotTable {
     normal: u16,
-    /// Free urgent slots that only answers take.
+    /// Free urgent slots that only answers to pushes may take.
     for_answers: usize,
     /// Requests that may wait for locks, and how many of them may be outstanding.
     locking: u16,
@@ -104,14 +104,14 @@ impl SlotTable {
         self.slots.len()
     }
 
-    /// Whether a `Welcome` grants the credits for which this table was made: credits are fixed for the life of a
-    /// session.
+    /// Returns whether a `Welcome` grants the credits for which this table was made: credits are fixed for the life of
+    /// a session.
     pub fn check(&self, normal: u16, urgent: u16) -> Result<(), BadCredits> {
         let same = normal == self.normal && usize::from(normal) + usize::from(urgent) == self.slots.len();
         if same { Ok(()) } else { Err(BadCredits { normal, urgent }) }
     }
 
-    /// Whether `acquire` would succeed.
+    /// Returns whether `acquire` would succeed.
     pub fn has_free(&self, lane: Lane) -> bool {
         match lane {
             Lane::Normal => !self.free[0].is_empty(),
@@ -151,13 +151,13 @@ impl SlotTable {
         self.slots.len() as u16 - 1
     }
 
-    /// Whether `id` is outstanding.
+    /// Returns whether `id` is outstanding.
     pub fn is_outstanding(&self, id: RequestId) -> bool {
         self.slots.get(usize::from(id.slot)).is_some_and(|s| s.issued != 0 && s.seq == id.seq)
     }
 
-    /// The request `id` is answered, or its connection is gone and it will not be sent again. Returns whether
-    /// it was outstanding.
+    /// The request `id` is answered, or its connection is closed and the request will not be sent again. Returns
+    /// whether it was outstanding.
     pub fn release(&mut self, id: RequestId) -> bool {
         if !self.is_outstanding(id) {
             return false;
@@ -171,7 +171,7 @@ impl SlotTable {
         true
     }
 
-    /// Outstanding requests in the order of issue: what a new connection sends again.
+    /// Returns the outstanding requests in the order of their issue, which are sent again over a new connection.
     pub fn outstanding(&self) -> Vec<RequestId> {
         let mut busy: Vec<(u64, RequestId)> = (0u16..)
             .zip(&self.slots)
@@ -183,7 +183,7 @@ impl SlotTable {
     }
 }
 
-/// Why a server cuts a client that does not keep to its credits.
+/// The reason why a server cuts a client that does not keep to its credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// The slot is not of the lane, or beyond the credits.
@@ -228,12 +228,12 @@ enum Stage {
     Open,
     /// The reply waits to be sent.
     Answered,
-    /// The reply was sent, or there was none.
+    /// The reply was sent, or no request was in the slot.
     Free,
 }
 
-/// One connection's view of the client's slots: enforces credits. A slot is occupied until its reply is sent, so that a
-/// client that does not read has no more replies in memory than credits.
+/// The server's record of the client's slots on one connection; it enforces the credits. A slot is occupied until its
+/// reply is sent, so that a client that does not read has no more replies in memory than credits.
 pub struct Window {
     normal: u16,
     /// Last sequence number of each slot, and the stage of that request.
@@ -297,7 +297,7 @@ pub enum Begin<'a, T> {
     Execute,
     /// The request was executed: this was the reply.
     Replay(&'a T),
-    /// The request is being executed: the reply goes to the connection that sent it last.
+    /// The request is being executed: the reply is sent over the connection that sent it last.
     InProgress,
     /// A later request of the slot was seen: the client has this reply already. Do nothing.
     Old,
@@ -306,11 +306,11 @@ pub enum Begin<'a, T> {
 enum Kept<T> {
     Running,
     Done(T),
-    /// The request was answered, and the client has sent later requests in the slot since.
+    /// The request was answered, and the client has sent later requests in the same slot since.
     Past,
 }
 
-/// Last request of each slot of one session, with its reply, as one target keeps it.
+/// The last request of each slot of one session, with its reply; each target keeps such a table.
 pub struct ReplyTable<T> {
     slots: Vec<Option<(u64, Kept<T>)>>,
 }
@@ -335,7 +335,7 @@ impl<T> ReplyTable<T> {
         &mut self.slots[at]
     }
 
-    /// A request arrived. After `Execute` the caller owes `finish` or `forget`. Slots are bounded by the
+    /// A request arrived. After `Execute` the caller has to call `finish` or `forget`. Slots are bounded by the
     /// connection's `Window`, at most `2 * CREDITS_MAX`.
     pub fn begin(&mut self, id: RequestId) -> Begin<'_, T> {
         let slot = self.slot(id.slot);
@@ -360,7 +360,7 @@ impl<T> ReplyTable<T> {
         }
     }
 
-    /// Whether no later request of the slot was seen.
+    /// Returns whether no later request of the slot was seen.
     pub fn is_last(&self, id: RequestId) -> bool {
         matches!(self.slots.get(usize::from(id.slot)), Some(Some((seq, _))) if *seq == id.seq)
     }

@@ -1,6 +1,6 @@
 //! The parts of replies: inodes, entries, tokens, the state of targets, sessions and servers.
 //!
-//! Owns: the types alone; `message` has the replies that carry them.
+//! Owns: only the types; `message` has the replies that contain them.
 
 use crate::cluster::ServerInfo;
 use crate::secure::Secure;
@@ -27,15 +27,15 @@ pub struct InodeView {
     pub capability: bool,
     /// The inode has an access control list, so its permission bits alone do not determine the rights.
     pub acl: bool,
-    /// What `chattr` has set.
+    /// The flags that `chattr` has set.
     pub flags: FileFlags,
     /// A directory whose names lie in shards (`Request::Shards`): link count and times of changes are the shards'.
     pub sharded: bool,
 }
 
 impl InodeView {
-    /// Whether `cred` certainly has all of `want` (4 read, 2 write, 1 execute or search). With an access control list
-    /// only the server can say.
+    /// Returns whether `cred` certainly has all of `want` (4 read, 2 write, 1 execute or search). With an access
+    /// control list only the server can decide it.
     pub fn surely_allows(&self, cred: &Cred, want: u16) -> bool {
         let fixed = want & 2 != 0 && self.flags != FileFlags::NONE;
         let attr = &self.attr;
@@ -87,8 +87,19 @@ pub struct DirectoryAfter {
     pub inode: InodeView,
     /// Place of the change in the target's log: of several changes the one with the highest place was the last.
     pub place: u64,
-    /// In shared mode: a token for the attributes.
+    /// In shared mode, a token for the attributes.
     pub token: Option<TokenGrant>,
+    /// In shared mode: a token for the knowledge of which names the directory has.
+    pub listing: Option<ListingGrant>,
+}
+
+/// A token for the names of a directory, at its own target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListingGrant {
+    /// The token.
+    pub grant: TokenGrant,
+    /// The request has made the only name of the directory. Otherwise the session has held the token without a break.
+    pub is_first: bool,
 }
 
 /// A file that was opened for reading ahead of its reader.
@@ -110,7 +121,7 @@ pub struct FileAhead {
 pub struct TargetSpace {
     /// Data blocks of 4096 bytes.
     pub blocks: u64,
-    /// Free inodes.
+    /// The number of free inodes.
     pub free: u64,
     /// Inodes in use.
     pub inodes: u64,
@@ -121,7 +132,7 @@ pub struct TargetSpace {
 /// Most findings that a target tells.
 pub const FINDINGS_MAX: usize = 4;
 
-/// One target in `Status`.
+/// The part of `Status` about one target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetStatus {
     /// The target.
@@ -130,21 +141,21 @@ pub struct TargetStatus {
     pub worker: u16,
     /// Space.
     pub space: TargetSpace,
-    /// Bytes of log in use and in all.
+    /// The bytes of the log that are in use, and the size of the log.
     pub log: (u64, u64),
     /// Checkpoints since start.
     pub checkpoints: u64,
     /// Whether the zone of the target lies on rotating storage.
     pub rotating: bool,
-    /// Blocks of file data that were found damaged since the start, and still are.
+    /// The number of blocks of file data that were found damaged since the start and still are.
     pub damaged: u64,
     /// The last findings, newest first, at most `FINDINGS_MAX`. Empty for clients that may not know all names.
     pub findings: Vec<String>,
-    /// Blocks of metadata that were damaged and have been rebuilt, since the start and by it.
+    /// The number of blocks of metadata that were damaged and have been rebuilt, during the start and since.
     pub rebuilt: u64,
 }
 
-/// One session in `Status`.
+/// The part of `Status` about one session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
     /// Id.
@@ -159,22 +170,22 @@ pub struct SessionStatus {
     pub locks: u64,
     /// Name of the key with which the session connected; empty if it has no key of its own.
     pub key: String,
-    /// The tree to which the key of the session is bound, as the administrator of the tree named it; empty if the key
-    /// is bound to none.
+    /// The tree to which the key of the session is bound, under the name that the administrator of the tree gave it;
+    /// empty if the key is bound to no tree.
     pub subtree: String,
-    /// How the connection of the session is protected. `None` if the session is not connected, or if the connection
-    /// does not leave the machine.
+    /// How the connection of the session is protected. It is `None` if the session is not connected, or if the
+    /// connection does not leave the machine.
     pub secure: Option<Secure>,
     /// The client has passed memory to the server, in which large payloads lie.
     pub memory: bool,
 }
 
-/// One server in `Status`.
+/// The part of `Status` about one server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStatus {
-    /// The server, as the cluster map describes it.
+    /// The description of the server in the cluster map.
     pub info: ServerInfo,
-    /// Whether the master has heard of the server lately.
+    /// Whether the master has received a message from the server lately.
     pub up: bool,
     /// Epoch of the map that the server knows.
     pub epoch: u64,

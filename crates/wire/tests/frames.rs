@@ -1,4 +1,4 @@
-//! Frames on the wire: round trips of every message, and bytes that are none.
+//! Tests of frames on the wire: round trips of every message, and bytes that are no valid frame.
 
 use amphi_types::{
     ByteRange, Cred, Errno, FileFlags, Ino, Kind, Name, ObjectId, SessionId, SetAttr, TargetId, TimeSet, Timespec,
@@ -414,8 +414,8 @@ fn encoding_has_bounds() {
     assert_eq!(Head::new(FrameKind::Ping).encode_bare(&mut [0; 47]), Err(EncodeError::Full));
 }
 
-/// Goal: times that the disk format has no place for are refused where they come in. Method: every kind of request that
-/// carries one, with as many nanoseconds as a second has.
+/// Goal: times that the disk format cannot represent are refused when they are received. Method: every kind of request
+/// that contains a time, with as many nanoseconds as a second has.
 #[test]
 fn impossible_times_are_refused() {
     let mtime = Timespec { sec: 1, nsec: 1_000_000_000 };
@@ -467,8 +467,8 @@ fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(kind: FrameKind, 
 }
 
 proptest! {
-    /// Goal: arbitrary bytes never panic. Method: as a whole frame, and behind a valid header with a valid
-    /// checksum, where the decoders see them.
+    /// Goal: arbitrary bytes never panic. Method: the bytes are given as a whole frame, and behind a valid header with
+    /// a valid checksum, so that the decoders receive them.
     #[test]
     fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0usize..10) {
         decode_everything(&bytes);

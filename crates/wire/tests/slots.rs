@@ -100,8 +100,8 @@ proptest! {
         }
     }
 
-    /// Goal: each request is executed once, whatever arrives again. Method: random arrivals (with repetitions and late
-    /// ones) and completions are compared with a map of executed requests.
+    /// Goal: each request is executed once, however often and in whichever order messages arrive. Method: random
+    /// arrivals (with repetitions and late ones) and completions are compared with a map of executed requests.
     #[test]
     fn executed_once(events in proptest::collection::vec((0u16..3, 1u64..8, any::<bool>()), 0..200)) {
         let mut table = ReplyTable::new();

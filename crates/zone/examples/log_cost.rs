@@ -10,7 +10,7 @@ use amphi_types::TargetId;
 use amphi_types::item::Txn;
 use amphi_zone::{OpenOptions, Order, Zone, ZoneParams};
 
-/// Records that are appended before one is waited for.
+/// The number of records that are appended before the program waits for the first of them.
 const DEPTH: u64 = 64;
 /// Ranges that are read to see what one costs.
 const SCANS: u64 = 200;

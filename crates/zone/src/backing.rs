@@ -22,8 +22,8 @@ impl<E: Env> Shared<E> {
         st.medium.slots.backed() * SLOT_BYTES
     }
 
-    /// Number of slots that should have storage for this many bytes of items: enough to merge them, for the segments
-    /// that the merge replaces, and for as much again.
+    /// Returns the number of slots that should have storage for this many bytes of items: enough to merge them, for the
+    /// segments that the merge replaces, and for the same amount again.
     fn slots_for(&self, item_bytes: u64) -> u64 {
         let wanted = (item_bytes * 100 / ITEMS_PERCENT).saturating_mul(2).div_ceil(SLOT_BYTES);
         wanted.max(BACKED_SLOTS_MIN).min(self.geometry.meta_slots)
@@ -40,7 +40,7 @@ impl<E: Env> Shared<E> {
         self.back_slots(wanted, 0).await;
     }
 
-    /// Gives the slots up to `wanted` storage, from `from` on. Whether they have it.
+    /// Gives storage to the slots up to `wanted`, beginning at `from`. Returns whether they have it.
     async fn back_slots(&self, wanted: u64, from: u64) -> bool {
         let (at, len) = (self.geometry.meta_offset + from * SLOT_BYTES, (wanted - from) * SLOT_BYTES);
         let backed = match self.disk.reserve(at, len).await {
@@ -59,8 +59,8 @@ impl<E: Env> Shared<E> {
         true
     }
 
-    /// Gives more of the metadata region storage behind a checkpoint that found no free slot: the file system below may
-    /// have room again.
+    /// Gives storage to more of the metadata region after a checkpoint that found no free slot: the file system below
+    /// may have room again.
     pub async fn back_after_refusal(&self) {
         let backed = self.state.borrow().medium.slots.backed();
         let wanted = (backed + BACKED_SLOTS_MIN).min(self.geometry.meta_slots);
@@ -71,7 +71,8 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Whether anything has changed.
+    /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Returns whether anything has
+    /// changed.
     pub async fn back_more(&self, growth: u64) -> bool {
         if self.backing.replace(true) {
             self.events.room.wait_until(|| !self.backing.get()).await;
@@ -88,7 +89,7 @@ impl<E: Env> Shared<E> {
     }
 }
 
-/// Whether the file system below has no room.
+/// Returns whether the file system below has no room.
 pub fn is_full(e: &std::io::Error) -> bool {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     matches!(e.kind(), StorageFull | QuotaExceeded)

@@ -3,10 +3,10 @@
 //! Owns: the memory of changes until a checkpoint has put them into a segment, and their order for it. Does not own:
 //! their byte form (`types::item`), or when a change counts (`state`, `recover`).
 //!
-//! Changes are stored encoded in an arena, and a hash table says where the change of a key is. Their order matters only
-//! for a checkpoint, which takes all of them at once and sorts them then, and for reads of ranges, from the first of
-//! which on it is kept (`order`). Invariants: the table has one change for each key, the latest; earlier ones take less
-//! memory than the latest ones and `DEAD_BYTES_MAX`.
+//! Changes are stored encoded in an arena, and a hash table says where in it the change of a key is. Their order
+//! matters only for a checkpoint, which takes all of them at once and sorts them then, and for reads of ranges; the
+//! order is kept from the first such read on (`order`). Invariants: the table has one change for each key, the latest;
+//! earlier ones take less memory than the latest ones and `DEAD_BYTES_MAX`.
 //!
 //! The number that drove the design: an ordered map took 22 % of a server's CPU for creates, 64 at a time, more than
 //! half of it to compare keys that were in no cache. A hash finds the place of a change with one miss: to append, write
@@ -30,10 +30,10 @@ use std::rc::Rc;
 const CHUNK_BYTES_FIRST: usize = 512;
 /// Most bytes of a chunk, unless a single change is larger.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
-/// Unused bytes of the arena, beside as many as are in use, at which it is written anew.
+/// The arena is written anew when it has more unused bytes than used ones and this number together.
 const DEAD_BYTES_MAX: usize = 64 << 10;
-/// Bytes that a change costs beside its encoding, as an upper bound: 16 of its entry, in a table that is half empty,
-/// and 32 of its place in the order while a checkpoint writes it.
+/// The most bytes that a change takes in addition to its encoding: 16 for its entry, in a table that is half empty, and
+/// 32 for its place in the order while a checkpoint writes it.
 const OVERHEAD_BYTES: u64 = 64;
 
 /// The size of a change in memory and, at most, in a segment.
@@ -47,11 +47,11 @@ struct Entry {
     /// Hash of the key.
     hash: u32,
     place: Place,
-    /// Bytes at this place: as many as the longest change that was put there.
+    /// The number of bytes at this place, which is the length of the longest change that was put there.
     room: u32,
 }
 
-/// Changes by key, of each key the last one.
+/// Changes by key; only the last change of each key is kept.
 #[derive(Default)]
 pub struct Changes {
     chunks: Vec<Vec<u8>>,
@@ -83,7 +83,7 @@ impl Changes {
         self.insert_hashed(hash_of(change.key()), change);
     }
 
-    /// As `insert`, if the hash of the key is known.
+    /// Works as `insert`, if the hash of the key is known.
     pub fn insert_hashed(&mut self, hash: u32, change: Change<'_>) {
         self.cost += cost(change);
         let chunks = &self.chunks;
@@ -172,7 +172,7 @@ impl Changes {
         place
     }
 
-    /// Writes the arena anew without what is out of use.
+    /// Writes the arena anew without the bytes that are no longer used.
     fn compact(&mut self) {
         let old = std::mem::take(&mut self.chunks);
         let mut table = std::mem::take(&mut self.table);
@@ -266,9 +266,9 @@ mod tests {
     use amphi_types::item::{Key, Txn};
     use std::collections::BTreeMap;
 
-    /// Goal: the map has of each key the last change, in the order of keys, and knows what they cost; memory of
-    /// outdated changes is bounded. Method: random changes of few and of many keys, one the prefix of another, beside
-    /// an ordered map.
+    /// Goal: the map has the last change of each key, in the order of keys, and knows their sizes; memory of outdated
+    /// changes is bounded. Method: random changes of few and of many keys, one the prefix of another, beside an ordered
+    /// map.
     #[test]
     fn it_is_an_ordered_map() {
         for (seed, keys, rounds) in [(1, 3, 2000), (2, 300, 5000), (3, 30_000, 20_000)] {
@@ -304,9 +304,10 @@ mod tests {
         }
     }
 
-    /// Goal: reads of ranges find what an ordered map has, whatever changed between them, and cost what they return and
-    /// what is new, not the number of changes. Method: as above, with ranges read in between, beside an ordered map;
-    /// then ranges of a large map, with the keys counted that were sorted for them.
+    /// Goal: reads of ranges find the same as an ordered map, whatever changes between them, and their cost depends on
+    /// the items that they return and on the new keys, not on the number of changes. Method: as in the test above, with
+    /// reads of ranges in between, compared with an ordered map; then ranges of a large map, where the test counts the
+    /// keys that were sorted for them.
     #[test]
     fn ranges_are_read_in_order() {
         let range = |changes: &Changes, from: &[u8], max: usize| {

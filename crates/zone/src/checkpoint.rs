@@ -25,9 +25,9 @@ use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Segments above which a checkpoint merges more of them.
+/// The number of segments above which a checkpoint merges more of them.
 const SEGMENTS_WANTED: usize = 8;
-/// Pause after a checkpoint that found no space, before the agent tries again by itself.
+/// The pause after a checkpoint that found no space, before the agent tries again without a request.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 const _: () = assert!(SEGMENTS_WANTED < SEGMENTS_MAX);
@@ -181,7 +181,7 @@ fn whole(frozen: Rc<Changes>) -> Changes {
     })
 }
 
-/// How many of the newest segments a new one of `bytes` takes in.
+/// Returns how many of the newest segments a new one of `bytes` takes in.
 fn to_merge(segments: &[Rc<Segment>], bytes: u64) -> usize {
     let mut total = bytes;
     let mut count = 0;
@@ -195,7 +195,7 @@ fn to_merge(segments: &[Rc<Segment>], bytes: u64) -> usize {
     count
 }
 
-/// Writes `frozen` over the `inputs` newest segments as one new segment; with an error come the slots taken.
+/// Writes `frozen` over the `inputs` newest segments as one new segment; an error contains the slots that were taken.
 async fn write_segment<E: Env>(
     shared: &Shared<E>,
     frozen: &Changes,
@@ -216,7 +216,7 @@ async fn write_segment<E: Env>(
     let mut merge = Merge::begin(order, readers).await.map_err(|e| (Vec::new(), e))?;
     let result = loop {
         let Some(next) = merge.present() else { break Ok(()) };
-        // Once nothing older is left to be deleted.
+        // A deletion is left out if there is no older segment from which it could delete something.
         if !(next.is_deletion() && oldest)
             && let Err(e) = writer.put(next, &mut take_slot).await
         {
@@ -312,7 +312,7 @@ async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(),
             root.kept = shared.kept_wanted().into();
         }
         if root.kept.get() == 0 {
-            // From here on no record is kept that the new root would not lead to.
+            // From here on no record is kept to which the new root would not lead.
             st.medium.root.kept = 0.into();
         }
         (st.reached.synced_seq, st.medium.lost)

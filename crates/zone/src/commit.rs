@@ -3,18 +3,20 @@
 //! All records that are queued when a group ends become the next group: a single record for which a task waits is
 //! written at once, and under load groups grow without any delay. Tasks may be answered earlier, when their records are
 //! kept (`keep`). A record for which no task waits, because it is kept or for other reasons, is written with the next
-//! one for which a task does wait, or soon by itself. A group with a record that points at new data is written like any
-//! other and marked as fresh in its header: after a loss of power it is dropped unless a later mark proves that it was
-//! synced, and with it the data, which had been written before. Every group carries a mark; if a mark is wanted and
-//! nothing is queued, an empty group carries it. An idle zone writes and syncs nothing: the last fresh group is synced
-//! after `sync_interval`, then marked, and the mark is synced an interval later.
+//! one for which a task does wait, or soon in any case. A group with a record that points at new data is written like
+//! any other, and its header marks it as fresh. After a loss of power such a group is dropped unless a later mark
+//! proves that it was synced; the data, which had been written before, is dropped with it. Every group contains a mark;
+//! if a mark is wanted and no record is queued, an empty group is written for it. An idle zone writes and syncs
+//! nothing: the last fresh group is synced after `sync_interval`, then marked, and the mark is synced an interval
+//! later.
 //!
 //! Invariant: the part of the log that is written but not synced is never longer than `Geometry::unsynced_max`. A start
-//! relies on it: behind the end of the log it looks no further for groups than twice that (`recover`). A sync begins
-//! when half of it is written, so the log seldom waits.
+//! relies on this: it searches for groups behind the end of the log only as far as twice that distance (`recover`). A
+//! sync begins when half of it is written, so the log seldom waits.
 //!
-//! Measured on ext4 on a virtual disk (examples/append_latency): a bare 4 KiB write 60 us, a lone record 70 us,
-//! with 16 at a time 6 us each; a sync behind a fresh 4 KiB block 125 us, behind 1 MiB 125 us.
+//! These times were measured on ext4 on a virtual disk (examples/append_latency): a 4 KiB write without a log takes 60
+//! us, a single record 70 us, and 16 records at a time 6 us each; a sync after a fresh 4 KiB block takes 125 us, and
+//! after 1 MiB also 125 us.
 
 use crate::group::Group;
 use crate::layout::{DOUBT_OFFSET, Geometry, doubt};
@@ -32,8 +34,9 @@ use std::time::Duration;
 /// separate write would take 60 us, for which that next record would have to wait.
 const UNASKED_PAUSE: Duration = Duration::from_millis(1);
 
-/// The same if all queued records are kept: otherwise 47,008-byte records of four writers came in one group for each
-/// seven of them, two thirds of all disk requests, while no task waited for any.
+/// The same holds if all queued records are kept: before this rule, records of 47,008 bytes from four writers produced
+/// one group for each seven records, which was two thirds of all disk requests, while no task waited for any of the
+/// records.
 const KEPT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How often an idle zone checks whether its memory still exists.
@@ -125,7 +128,7 @@ async fn commit_loop<E: Env>(shared: &Shared<E>) {
 }
 
 /// Writes one group; `None` when the zone has failed. An empty group waits for log space only while its mark is due and
-/// nothing else is queued.
+/// no record is queued.
 async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()> {
     let blocks = group.blocks();
     let queued = group.changes_bytes();
@@ -138,7 +141,7 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         shared.healthy().ok()?;
         let mut st = shared.state.borrow_mut();
         if !has_room(&st) {
-            // A mark that is given up. Should it be due again in a moment, it waits for room as a new one.
+            // This mark is given up. If it becomes due again in a moment, it waits for room as a new mark.
             Shared::<E>::recycle(&mut st, group);
             return Some(());
         }
@@ -191,7 +194,7 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         if let Some(keep) = &*shared.kept.areas.borrow() {
             keep.on_disk(lsn);
         }
-        // Records that found no area have one now.
+        // Records for which no area was free now get one.
         shared.keep_queued(&mut st);
         let due = (shared.bounds.auto_checkpoint && shared.checkpoint_due(&st)) || shared.kept_differs(&st);
         drop(st);
@@ -261,7 +264,7 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
             (st.log.head, st.marks.written, st.syncs.started)
         };
         if let Err(e) = shared.disk.sync().await {
-            // This comes before any task is woken, since a task may end the process.
+            // This is done before any task is woken, since a task may end the process.
             let note = pin!(note_doubt(&*shared.disk, shared.ids.zone, shared.env.boot_id()));
             select(note, pin!(shared.env.sleep(NOTE_MAX))).await;
             if let Some(keep) = &*shared.kept.areas.borrow() {
@@ -288,8 +291,9 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
     }
 }
 
-/// After a failed sync it is not known which data is on the disk, and the next sync may succeed nevertheless: notes
-/// that the next opening must treat it like a loss of power. The note may fail as well, because the disk is failing.
+/// After a failed sync it is not known which data is on the disk, and the next sync may succeed nevertheless. Therefore
+/// this function notes that the next opening must treat the failure like a loss of power. The note may fail as well,
+/// because the disk is failing.
 pub async fn note_doubt(disk: &impl Disk, zone_id: u64, boot: u64) {
     if let Err(e) = disk.write(DOUBT_OFFSET, doubt(zone_id, boot)).await.0 {
         tracing::error!("noting that a sync failed failed too: {e}");

@@ -3,12 +3,12 @@
 use amphi_types::Errno;
 use std::fmt;
 
-/// What went wrong.
+/// The kind of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneErrorKind {
     /// The storage has no superblock of this format.
     NotAZone,
-    /// Both superblocks are empty: making the zone was interrupted. `Zone::format` may be repeated.
+    /// Both superblocks are empty: the making of the zone was interrupted. `Zone::format` may be repeated.
     Unfinished,
     /// A superblock of a version that this program does not know.
     Version,
@@ -20,11 +20,11 @@ pub enum ZoneErrorKind {
     Corrupt,
     /// The storage failed.
     Io,
-    /// Another process has the zone open.
+    /// Another process has opened the zone.
     Busy,
     /// There is already something where a zone should be made.
     Exists,
-    /// There is nothing to open.
+    /// The zone to open does not exist.
     Missing,
     /// Sizes that make no zone.
     Params,
@@ -32,10 +32,10 @@ pub enum ZoneErrorKind {
     NoSpace,
 }
 
-/// Why a zone cannot be made, opened or checkpointed. Nothing was changed on the storage.
+/// The reason why a zone cannot be made, opened or checkpointed. Nothing was changed on the storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneError {
-    /// Kind: the only part to match on.
+    /// The kind of the error, which is the only part to match on.
     pub kind: ZoneErrorKind,
     /// The place: the path, and the structure with its block number.
     pub place: String,
@@ -49,7 +49,7 @@ impl ZoneError {
         ZoneError { kind, place: place.into(), text: text.into() }
     }
 
-    /// This error with `path` in front of the place.
+    /// Returns this error with `path` in front of the place.
     pub(crate) fn at(mut self, path: &str) -> ZoneError {
         if !self.place.starts_with(path) {
             self.place = format!("{path}: {}", self.place);
@@ -69,7 +69,7 @@ impl ZoneError {
             _ => ZoneErrorKind::Io,
         };
         let (place, text) = (place.into(), e.to_string());
-        // Errors of the environment often name the path themselves.
+        // Errors of the environment often contain the path already.
         let text = text.strip_prefix(place.as_str()).and_then(|t| t.strip_prefix(": ")).unwrap_or(&text).to_string();
         ZoneError::new(kind, place, text)
     }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Wakes all waiting tasks when something changed; each checks its condition again. It is bounded by the number of
-/// waiting tasks.
+/// Wakes all waiting tasks when something changed; each checks its condition again. The number of waiters is bounded by
+/// the number of waiting tasks.
 #[derive(Default)]
 pub struct Event {
     waiters: RefCell<Vec<Waker>>,
@@ -35,7 +35,7 @@ impl Event {
     }
 }
 
-/// Gives other tasks a turn.
+/// Lets other tasks run once.
 pub async fn turn() {
     let mut yielded = false;
     poll_fn(|cx| {

@@ -9,7 +9,7 @@ use amphi_types::TargetId;
 use amphi_types::item::Key;
 use std::collections::BTreeMap;
 
-/// What the check found.
+/// The results of the check.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Cluster of the zone.
@@ -18,7 +18,7 @@ pub struct Report {
     pub target: TargetId,
     /// Blocks of the data region.
     pub data_blocks: u64,
-    /// Where the data region begins, bytes.
+    /// The offset at which the data region begins, in bytes.
     pub data_offset: u64,
     /// Groups and records in the log.
     pub log_groups: u64,
@@ -30,7 +30,7 @@ pub struct Report {
     pub items: BTreeMap<Key, Vec<u8>>,
     /// States that a crash may leave and that opening the zone repairs.
     pub notes: Vec<String>,
-    /// What must not be.
+    /// The violations that the check found.
     pub problems: Vec<ZoneError>,
 }
 

@@ -139,8 +139,7 @@ impl Group {
         self.len += bytes.len();
     }
 
-    /// Fills in the header and takes the memory out for writing: whole blocks. Returns the link for the group
-    /// behind it.
+    /// Fills in the header and takes the memory out for writing: whole blocks. Returns the link for the next group.
     pub fn seal(&mut self, zone_id: u64, opening: u64, prev: Link, seq: u64, mark: u64) -> (Buf, Link) {
         let end = blocks_for(self.len) as usize * BLOCK as usize;
         let all = self.blocks() as usize * BLOCK as usize;
@@ -169,7 +168,7 @@ impl Group {
         (std::mem::take(&mut self.buf), Link { opening, crc })
     }
 
-    /// Puts the memory back, whole: of a group at the edge of the ring a part was written last.
+    /// Puts all of the memory back: of a group at the edge of the ring, only a part was written last.
     pub fn restore(&mut self, mut buf: Buf) {
         let all = 0..buf.capacity();
         buf.set_window(all);

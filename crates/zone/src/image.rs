@@ -9,22 +9,22 @@ use crate::log_point::LogPoint;
 use crate::parity::MendedBlocks;
 use crate::segment::{Segment, SlotMap};
 
-/// How the two copies of the superblock are.
+/// The state of the two copies of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copies {
     /// Both copies are valid and equal.
     Equal,
-    /// Both are valid.
+    /// Both copies are valid, but they differ.
     Differ,
-    /// Only one of the two images is valid.
+    /// Only one of the two copies is valid.
     OneDamaged,
 }
 
 /// Damaged structures of a zone that could be rebuilt.
 pub struct Damage {
-    /// How the two superblocks are.
+    /// The state of the two copies of the superblock.
     pub copies: Copies,
-    /// Blocks of segments and log: what they have to be.
+    /// The right contents of blocks of segments and log.
     pub mended: MendedBlocks,
 }
 
@@ -34,7 +34,8 @@ pub struct KeptRecords {
     pub records: Vec<Vec<u8>>,
     /// The memory that has the last records of a killed process is gone, or of no use.
     pub gone: bool,
-    /// There is such memory, and it is ahead of the log: that of a zone that this one may be a copy of.
+    /// There is such memory, and its records are later than the end of the log: it may belong to the zone of which this
+    /// one is a copy.
     pub of_another: bool,
 }
 

@@ -4,8 +4,8 @@
 //! its disk write has begun or is about to, and takes a hundred times as long. A loss of power loses it like any record
 //! that is not synced.
 //!
-//! Owns: the form of that memory, which record goes where, reading it after a kill. Does not own: when a record counts
-//! as safe (`state`), or how what is found gets into the log (`zone`).
+//! Owns: the form of that memory, the place of each record, and reading it after a kill. Does not own: when a record
+//! counts as safe (`state`), or how what is found gets into the log (`zone`).
 //!
 //! Invariants: records of a group go to one of two areas, which is used by no other group that is not on the disk yet;
 //! a record in this memory is overwritten only when its group is on the disk. The memory names the opening that wrote
@@ -21,7 +21,7 @@ use std::io;
 /// Bytes of an area, which holds the small records of some groups of the log. A record that does not fit is answered
 /// when it is on the disk.
 const AREA_BYTES: usize = 64 << 10;
-/// Areas: one for the group that is being written, one for the next.
+/// There are two areas: one for the group that is being written, and one for the next group.
 pub const AREAS: usize = 2;
 const MAGIC: [u8; 4] = *b"AKEP";
 /// Bytes in front of a record: checksum, length, number.
@@ -89,7 +89,7 @@ impl<E: Env> Keep<E> {
         Ok(Keep { memory, zone_id, opening, staging: RefCell::default(), failed: Cell::new(false) })
     }
 
-    /// Whether no further record is kept: the memory has failed, or would not be found after a kill.
+    /// Returns whether no further record is kept: the memory has failed, or would not be found after a kill.
     pub fn has_failed(&self) -> bool {
         self.failed.get()
     }
@@ -159,7 +159,7 @@ fn doubt_note(zone_id: u64, opening: u64) -> [u8; 12] {
     note
 }
 
-/// Whether the memory of `opening` of the zone at `path` says that a sync failed.
+/// Returns whether the memory of `opening` of the zone at `path` says that a sync failed.
 pub fn is_doubted<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> bool {
     let note = doubt_note(zone_id, opening);
     let bytes = env.kept(&name_of(zone_id, opening), path, BLOCK as usize);
@@ -197,7 +197,7 @@ pub fn read<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Resu
         let mut rest = bytes.get(from..to).unwrap_or_default();
         let mut expected = None;
         while let Some((lsn, record, behind)) = take(rest, zone_id, opening) {
-            // Behind the newest record of an area there may be remains of earlier ones.
+            // Behind the newest record of an area there may be remains of older records.
             if expected.is_some_and(|e| e != lsn) {
                 break;
             }
@@ -209,7 +209,8 @@ pub fn read<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Resu
     Ok(Found::Records(records, noted.unwrap_or(0)))
 }
 
-/// The record at the begin of `bytes`, if it verifies: its number, itself, what is behind it.
+/// Returns the record at the beginning of `bytes`, if its checksum is right: its number, the record itself, and the
+/// bytes behind it.
 fn take(bytes: &[u8], zone_id: u64, opening: u64) -> Option<(u64, &[u8], &[u8])> {
     let (crc, all) = bytes.split_first_chunk::<4>()?;
     let (len, rest) = all.split_first_chunk::<4>()?;

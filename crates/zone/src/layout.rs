@@ -17,7 +17,8 @@ pub const VERSION: u32 = 6;
 /// Oldest version that can be opened, which makes it one of the present version: it has no field `kept`, which is zero
 /// there. Segments of versions before 6 have no index; it is made when they are read, and written when they are merged.
 pub const VERSION_OLDEST: u32 = 2;
-/// First version whose groups and pages have a parity block. Those of older versions are read without parity.
+/// First version whose groups and pages have a parity block. Groups and pages of older versions are read without
+/// parity.
 pub const VERSION_PARITY: u32 = 4;
 /// First version whose log never has more unsynced blocks than `Geometry::unsynced_max`.
 pub const VERSION_NEAR: u32 = 5;
@@ -44,7 +45,7 @@ pub const SEGMENTS_MAX: usize = 16;
 pub const SLOT_BYTES: u64 = 64 << 10;
 /// "No slot" in a page's chain.
 pub const NO_SLOT: u32 = u32::MAX;
-/// Where the log begins.
+/// The offset at which the log begins.
 pub const LOG_OFFSET: u64 = 64 << 10;
 /// Smallest and default size of the log, bytes.
 pub const LOG_MIN: u64 = 1 << 20;
@@ -98,8 +99,8 @@ impl Geometry {
         UNSYNCED_BLOCKS_MAX.min(self.log_blocks / 4)
     }
 
-    /// Number of blocks behind the end of the log in which two kinds of groups begin: all that were written behind the
-    /// end, and those that prove that a missing group was stable (docs/DISK_FORMAT.md, "Recovery").
+    /// The number of blocks behind the end of the log in which groups of two kinds begin: all groups that were written
+    /// behind the end, and the groups that prove that a missing group was stable (docs/DISK_FORMAT.md, "Recovery").
     pub fn tail_blocks(&self) -> u64 {
         2 * self.unsynced_max()
     }
@@ -120,7 +121,7 @@ impl Geometry {
     }
 }
 
-/// A segment as the root names it.
+/// The reference of the root to a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SegmentRef {
@@ -141,7 +142,7 @@ pub struct IndexRef {
     pub bytes: U32,
 }
 
-/// A segment, and where its index is.
+/// The reference to a segment, with the place of its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedSegment {
     pub run: SegmentRef,
@@ -181,7 +182,7 @@ pub struct Superblock {
     pub segments: [SegmentRef; SEGMENTS_MAX],
     /// Life of the machine in which the zone was opened (`Env::boot_id`); 0: it is closed, or was not opened yet.
     pub boot: U64,
-    /// Number of the opening whose last records may be in memory only (`keep`); 0: none.
+    /// The number of the opening whose last records may be only in memory (`keep`); 0 if there are none.
     pub kept: U64,
     /// The indexes of the segments.
     pub indexes: [IndexRef; SEGMENTS_MAX],
@@ -213,13 +214,13 @@ impl Superblock {
         s
     }
 
-    /// Puts the checksum in.
+    /// Computes the checksum and stores it.
     pub fn seal(&mut self) {
         self.crc = 0.into();
         self.crc = crc32c::crc32c(self.as_bytes()).into();
     }
 
-    /// The regions, as the superblock names them.
+    /// Returns the regions that the superblock describes.
     pub fn geometry(&self) -> Geometry {
         Geometry {
             size: self.size.get(),
@@ -308,7 +309,7 @@ pub struct GroupHeader {
     pub crc: U32,
     /// Random number of the opening that wrote the group.
     pub opening: U64,
-    /// `opening` and `crc` of the group before.
+    /// The `opening` and `crc` of the group before.
     pub prev_opening: U64,
     pub prev_crc: U32,
     pub records: U32,
@@ -327,7 +328,7 @@ impl GroupHeader {
         blocks_for(GROUP_HEADER + self.body_bytes.get() as usize)
     }
 
-    /// Whether a parity block follows the data blocks.
+    /// Returns whether a parity block follows the data blocks.
     pub fn has_parity(&self) -> bool {
         self.flags.get() & GROUP_PARITY != 0
     }
@@ -372,7 +373,7 @@ pub fn block_crc(zone_id: u64, blocks: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, &blocks[8..])
 }
 
-/// The place of the note that a sync failed.
+/// The offset of the note that a sync failed.
 pub const DOUBT_OFFSET: u64 = 2 * BLOCK;
 const DOUBT_MAGIC: [u8; 4] = *b"ADBT";
 

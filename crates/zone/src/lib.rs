@@ -1,4 +1,4 @@
-//! One zone: the storage of one target. Superblock, write-ahead log, checkpoints, crash recovery.
+//! A zone: the storage of one target. Superblock, write-ahead log, checkpoints, crash recovery.
 //!
 //! Owns: the byte layout of docs/DISK_FORMAT.md, the log's group commit, checkpoints and recovery after a crash. Does
 //! not own: the meaning of items (`meta`, `data`, the server's tables), data blocks (only the place of their region),

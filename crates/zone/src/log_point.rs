@@ -17,10 +17,10 @@ pub struct Link {
 pub struct LogPoint {
     /// Block position, counted without wrapping.
     pub position: u64,
-    /// Number of the last group before.
+    /// The number of the last group before this place.
     pub seq: u64,
-    /// Last record before.
+    /// The number of the last record before this place.
     pub lsn: u64,
-    /// Link of the last group before.
+    /// The link of the last group before this place.
     pub link: Link,
 }

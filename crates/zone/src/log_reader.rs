@@ -1,8 +1,8 @@
 //! `LogBlocks`: the log's groups as they lie in the ring, verified, and with one damaged block each rebuilt.
 //!
-//! Owns: reading ahead, following the chain, rebuilding (`parity`). Does not own: which groups count (`recover`).
-//! Writes nothing: what was rebuilt is in `mended`. Invariants: only the very group that follows the last one is
-//! ever rebuilt; blocks that cannot be read count as damaged, and are an error unless they were rebuilt.
+//! Owns: reading ahead, following the chain, rebuilding (`parity`). Does not own: which groups count (`recover`). It
+//! writes nothing: the blocks that were rebuilt are in `mended`. Invariants: only the very group that follows the last
+//! one is ever rebuilt; blocks that cannot be read count as damaged, and are an error unless they were rebuilt.
 
 use crate::ZoneError;
 use crate::layout::{GROUP_BLOCKS_OLD, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, Superblock, VERSION_NEAR};
@@ -29,7 +29,8 @@ pub struct LogBlocks<'a, D: Disk> {
     old_seq: u64,
     chunk: Vec<u8>,
     chunk_at: u64,
-    /// First bytes of blocks behind the end of the log, and where they begin: room for headers, 128 KiB at most.
+    /// The first bytes of blocks behind the end of the log, and the place of the first of these blocks: enough of each
+    /// for a header, and 128 KiB at most.
     heads: Vec<Head>,
     heads_at: u64,
     /// Blocks that were rebuilt.
@@ -70,8 +71,8 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         }
     }
 
-    /// Reads the first bytes of all blocks that are looked at behind the end of the log. The first ones are the chunk
-    /// then.
+    /// Reads the first bytes of all blocks that are looked at behind the end of the log. For the first ones, the bytes
+    /// of the chunk are used.
     async fn look_ahead(&mut self, position: u64) {
         let blocks = self.geometry.tail_blocks();
         self.heads_at = position;
@@ -95,7 +96,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         }
     }
 
-    /// Reads blocks behind those of the chunk: at once, or each by itself if that fails.
+    /// Reads blocks behind those of the chunk: all at once, or one by one if that fails.
     async fn read(&mut self, at: u64, blocks: u64) {
         let (result, buf) = self.disk.read(self.geometry.log_address(at), Buf::zeroed((blocks * BLOCK) as usize)).await;
         if result.is_ok() {
@@ -150,7 +151,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         while at.position < ring_end {
             let found = self.group(at.position).await?;
             if !found.is_some_and(|(header, _)| follows(&header, at)) {
-                // Most likely this is the end of the log: all that is looked at behind it is read once.
+                // Most likely this is the end of the log: all blocks behind it that are examined are read once.
                 self.look_ahead(at.position).await;
                 if !self.rebuild(at, ring_end).await? {
                     break;
@@ -173,7 +174,8 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         Ok(at)
     }
 
-    /// Rebuilds the one block, in memory, with which the group behind `at` verifies; whether it does now.
+    /// Rebuilds, in memory, the one block without which the group behind `at` does not verify, and returns whether the
+    /// group verifies now.
     async fn rebuild(&mut self, at: LogPoint, ring_end: u64) -> Result<bool, ZoneError> {
         let is_next = |header: &GroupHeader| {
             header.has_parity()
@@ -205,7 +207,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         Ok(false)
     }
 
-    /// Mends the group with this header in memory, if it needs that, or only its parity does; whether it is whole.
+    /// Mends the group with this header in memory, if it, or only its parity, is damaged; returns whether it is whole.
     async fn mend(&mut self, position: u64, header: &GroupHeader) -> Result<bool, ZoneError> {
         if !header.has_parity() {
             return Ok(true);

@@ -66,7 +66,7 @@ impl<'log, 'a, D: Disk> Merge<'log, 'a, D> {
         self.heads().nth(newest).flatten()
     }
 
-    /// Goes on to the next key.
+    /// Continues to the next key.
     pub async fn advance(&mut self) -> Result<(), ZoneError> {
         if self.has_key[0] {
             self.log.next();
@@ -83,7 +83,7 @@ impl<'log, 'a, D: Disk> Merge<'log, 'a, D> {
         self.segments
     }
 
-    /// The segments, the newest first, to see what was read of them.
+    /// Returns the segments, the newest first, by which the merge knows how much of each was read.
     pub fn segments(&mut self) -> &mut [SegmentReader<'a, D>] {
         &mut self.segments
     }

@@ -28,9 +28,9 @@ pub struct OpenOptions {
     pub cluster: Option<u64>,
     /// Refuse a zone of another target.
     pub target: Option<TargetId>,
-    /// Written records are synced at the latest after this time, and stable after twice that.
+    /// Written records are synced at the latest after this time, and are stable after twice this time.
     pub sync_interval: Duration,
-    /// A checkpoint is taken when changes of this many bytes wait for one.
+    /// A checkpoint is taken when changes of this many bytes wait for it.
     pub dirty_bytes: u64,
     /// Checkpoints are taken by the zone's own agent; otherwise only by calls of `checkpoint`.
     pub auto_checkpoint: bool,

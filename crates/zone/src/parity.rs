@@ -7,8 +7,9 @@
 //! structure's checksum is tried with each block rebuilt, which costs no more than computing it twice, because a
 //! checksum is linear. Invariant: rebuilt bytes are used only if the whole structure verifies with them.
 //!
-//! The number that drove the design: a page is one write of 64 KiB, a lone group one of 4 KiB that takes 60 us. A
-//! second copy elsewhere would be a second write; one more block in the same write is none, and 1/16 of the space.
+//! The number that drove the design: a page is one write of 64 KiB; a single group is one write of 4 KiB and takes 60
+//! us. A second copy elsewhere would be a second write; one more block in the same write is none, and 1/16 of the
+//! space.
 
 use crate::layout::block_crc;
 use crate::planted::{self, Mistake};
@@ -52,12 +53,12 @@ pub fn seal(blocks: &mut [u8]) {
     blocks[at..].copy_from_slice(&parity);
 }
 
-/// Whether the last block is the parity of those before it.
+/// Returns whether the last block is the parity of those before it.
 pub fn agrees(blocks: &[u8]) -> bool {
     sum(blocks).iter().all(|&b| b == 0)
 }
 
-/// Whether blocks without their parity verify.
+/// Returns whether blocks without their parity verify.
 pub fn verifies(zone_id: u64, data: &[u8]) -> bool {
     data[4..8] == block_crc(zone_id, data).to_le_bytes()
 }

@@ -1,6 +1,6 @@
-//! Mistakes that tests plant, to see that the crash sweep can fail. Outside of tests there are none.
+//! Mistakes that tests plant, to see that the crash sweep can fail. Outside of tests no mistake is planted.
 
-/// One mistake.
+/// One planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mistake {
     /// The root is written before its segment and log are stable.
@@ -13,13 +13,13 @@ pub enum Mistake {
     FreshReplayed,
     /// Synced data counts as stable, whether or not that is proven on the medium.
     StableUnproven,
-    /// Kept records of a killed process are ignored.
+    /// The mistake: kept records of a killed process are ignored.
     KeptIgnored,
     /// An area is used again before its group is on the disk.
     AreaReused,
-    /// Groups behind a cut are left as they were.
+    /// The mistake: groups behind a cut are left unchanged.
     CutComesBack,
-    /// The parity of what was cut is left as it was.
+    /// The mistake: the parity of the part that was cut is left unchanged.
     CutKeepsParity,
     /// Rebuilt bytes are used whether they verify or not.
     RebuiltUnverified,
@@ -29,21 +29,23 @@ pub enum Mistake {
     TailTooShort,
     /// A read of an item does not see records that are queued.
     QueueUnread,
-    /// A read does not see what a running checkpoint has taken.
+    /// A read does not see the changes that a running checkpoint has taken.
     FrozenUnread,
-    /// A scan goes on in segments that a checkpoint has replaced, without the changes that it took.
+    /// A scan continues in segments that a checkpoint has replaced, without the changes that it took.
     ScansOld,
-    /// A read of an item does not look whether it changed meanwhile, or whether what it read was overwritten.
+    /// A read of an item does not check whether the item changed meanwhile, or whether the bytes that it read were
+    /// overwritten.
     ReadsOld,
     /// The index of a segment lacks the last key of each page.
     IndexWrong,
-    /// Not a mistake: groups and pages are written without parity, and segments without index, as version 3 did.
+    /// This is no mistake: groups and pages are written without parity, and segments without an index, as version 3
+    /// did.
     Version3,
-    /// Not a mistake: segments are written without index, as version 5 did.
+    /// This is no mistake: segments are written without an index, as version 5 did.
     Version5,
 }
 
-/// Whether `mistake` is planted.
+/// Returns whether `mistake` is planted.
 #[cfg(not(test))]
 pub const fn is(_mistake: Mistake) -> bool {
     false

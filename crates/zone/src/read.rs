@@ -8,8 +8,8 @@
 //! the key, the read waits until it is written, and in the map.
 //!
 //! Invariant: `get` returns the value that the item has at that moment. While it reads the disk, records may be
-//! appended and a checkpoint may replace segments; then it looks again. So may `scan`, whose result has everything that
-//! was appended before the call.
+//! appended and a checkpoint may replace segments; then it looks again. So may `scan` and `scan_keys`, whose results
+//! have everything that was appended before the call.
 
 use crate::change::{Changes, hash_of};
 use crate::event::turn;
@@ -23,18 +23,18 @@ use amphi_types::item::{Change, Key};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-/// Items of a scan that are passed without giving other tasks a turn, and most changes of the log that it takes at
-/// once.
+/// The number of items of a scan that it reads before it lets other tasks run, and the most changes of the log that it
+/// takes at once.
 const SCAN_BATCH: usize = 1024;
 
 /// Fewest changes of the log that a scan takes at once, if there are as many.
 const LOG_PART_MIN: usize = 64;
 
-/// A scan that is under way.
+/// The state of a scan that is under way.
 struct Scan<'a> {
-    /// What was found.
+    /// The items that were found.
     items: Vec<(Key, Vec<u8>)>,
-    /// Where it goes on.
+    /// The key at which the scan continues.
     from: Key,
     end: &'a [u8],
     max: usize,
@@ -83,12 +83,33 @@ impl<E: Env> Shared<E> {
     /// See `Zone::scan`.
     pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
         self.wait_all_written().await?;
+        self.scan_written(from, end, max).await
+    }
+
+    /// See `Zone::scan_keys`.
+    pub async fn scan_keys(&self, keys: &[Key]) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(Vec::new()) };
+        debug_assert!(keys.is_sorted(), "the keys are ascending");
+        let mut hashes: Vec<u32> = keys.iter().map(|key| hash_of(key)).collect();
+        hashes.sort_unstable();
+        let is_wanted = |hash: u32| hashes.binary_search(&hash).is_ok();
+        if is_any_queued(&self.state.borrow(), is_wanted) {
+            self.wait_all_written().await?;
+        }
+        let end = [&last[..], &[0]].concat();
+        let mut items = self.scan_written(first, &end, usize::MAX).await?;
+        items.retain(|(key, _)| keys.binary_search(key).is_ok());
+        Ok(items)
+    }
+
+    /// The items of a range, without records that are queued.
+    async fn scan_written(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
         let mut scan = Scan { items: Vec::new(), from: from.to_vec(), end, max };
         loop {
             let segments = self.state.borrow().medium.segments.clone();
             let found = self.read_range(&segments, &mut scan).await;
-            // Pages of segments that were replaced meanwhile may have been overwritten. Then the rest is read from the
-            // new ones.
+            // Pages of segments that were replaced meanwhile may have been overwritten. In that case the rest is read
+            // from the new segments.
             let is_replaced = !Rc::ptr_eq(&segments, &self.state.borrow().medium.segments);
             match found {
                 Ok(false) => {}
@@ -129,7 +150,7 @@ impl<E: Env> Shared<E> {
         Ok(None)
     }
 
-    /// Goes on with a scan in these segments. Returns false if they were replaced before it was at its end. The scan
+    /// Continues with a scan in these segments. Returns false if they were replaced before it was at its end. The scan
     /// can be continued then, and also after an error.
     async fn read_range(&self, segments: &Segments, scan: &mut Scan<'_>) -> Result<bool, ZoneError> {
         let mut readers = Vec::with_capacity(segments.len());
@@ -171,8 +192,8 @@ impl<E: Env> Shared<E> {
         Ok(is_current)
     }
 
-    /// The next changes of the log for a scan, and up to which key these are all. `None` if the segments are not those
-    /// any more over which the changes of the log belong.
+    /// The next changes of the log for a scan, and up to which key these are all. Returns `None` if the segments are
+    /// not those any more over which the changes of the log belong.
     async fn log_part(&self, segments: &Segments, scan: &Scan<'_>) -> Option<(Changes, Key)> {
         let most = (scan.max - scan.items.len()).clamp(LOG_PART_MIN, SCAN_BATCH);
         loop {
@@ -209,16 +230,16 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Reads a segment from a place on.
+    /// Returns a reader of a segment that begins at a place.
     async fn reader(&self, segment: &Segment, place: (usize, usize)) -> Result<SegmentReader<'_, E::Disk>, ZoneError> {
         let memory = self.reads.spare_page.take();
         SegmentReader::from(&*self.disk, self.geometry, self.ids.zone, segment, place, memory).await
     }
 
-    /// Keeps the memory of a reader for the next one, and reports what was damaged.
+    /// Keeps the memory of a reader for the next one, and reports damaged pages.
     fn end_reading(&self, mut reader: SegmentReader<'_, E::Disk>) {
         for (address, mended) in std::mem::take(reader.mended()) {
-            // The next merge of the segment writes it anew; until then each read meets it.
+            // The next merge of the segment writes the page anew; until then each read of the page finds the damage.
             if !self.reads.damaged.borrow_mut().insert(address) {
                 continue;
             }
@@ -229,13 +250,18 @@ impl<E: Env> Shared<E> {
     }
 }
 
-/// Whether a record that is not written yet may change the key with this hash.
+/// Returns whether a record that is not written yet may change the key with this hash.
 fn is_queued(st: &State, hash: u32) -> bool {
+    is_any_queued(st, |of| of == hash)
+}
+
+/// Whether a record that is not written yet may change a key whose hash is wanted.
+fn is_any_queued(st: &State, is_wanted: impl Fn(u32) -> bool) -> bool {
     if planted::is(Mistake::QueueUnread) {
         return false;
     }
     let queued = st.waiting.groups.iter().flat_map(|group| &group.hashes);
-    st.waiting.writing_hashes.iter().chain(queued).any(|of| *of == hash)
+    st.waiting.writing_hashes.iter().chain(queued).any(|of| is_wanted(*of))
 }
 
 /// The newest change of a key that is not in a segment yet.
@@ -245,7 +271,7 @@ fn in_memory(st: &State, key: &[u8]) -> Option<Found> {
     Some(change.value().map(<[u8]>::to_vec))
 }
 
-/// Goes on to `key`: its change, if the segment has one.
+/// Continues to `key`: its change, if the segment has one.
 async fn find<D: Disk>(reader: &mut SegmentReader<'_, D>, key: &[u8]) -> Result<Option<Found>, ZoneError> {
     while let Some(change) = reader.next().await? {
         match change.key().cmp(key) {
@@ -257,7 +283,7 @@ async fn find<D: Disk>(reader: &mut SegmentReader<'_, D>, key: &[u8]) -> Result<
     Ok(None)
 }
 
-/// Goes on to the first change with a key of `from` or greater, or to the end.
+/// Continues to the first change with a key of `from` or greater, or to the end.
 async fn skip_to<D: Disk>(reader: &mut SegmentReader<'_, D>, from: &[u8]) -> Result<(), ZoneError> {
     while reader.next().await?.is_some_and(|change| change.key() < from) {}
     Ok(())

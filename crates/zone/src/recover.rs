@@ -1,16 +1,16 @@
 //! Reading a zone: superblock, log, segments. Changes nothing.
 //!
 //! Rules (docs/DISK_FORMAT.md): of two valid superblock copies the one with the higher sequence is used; one may be
-//! invalid. Segments must verify completely; their items are passed on one by one, merged with the changes of the log,
-//! so that no item is in memory twice. The log is replayed from the root's start while groups verify and name their
-//! predecessor. At the first group that does not verify the log is cut, unless the root's mark or that of a later group
-//! proves that this group was synced. The zone is refused then.
+//! invalid. All segments must verify completely; their items are passed on one by one, merged with the changes of the
+//! log, so that no item is in memory twice. The log is replayed from the root's start while groups verify and name
+//! their predecessor. The log is cut at the first group that does not verify, unless the root's mark or the mark of a
+//! later group proves that this group was synced. In that case the zone is refused.
 //!
-//! If the machine was restarted since the root was made, power may have been lost (or a sync failed), and a fresh group
-//! may exist without the data that it points at. So the log is also cut at the first fresh group that no mark covers.
-//! Marks name groups in front of every cut that was ever made there (a cut is behind all of them), so marks in groups
-//! that are no longer valid are right about the valid groups. All of them are used, so that none is left that
-//! contradicts the cut.
+//! If the machine was restarted since the root was made, there may have been a loss of power (or a failed sync), and a
+//! fresh group may exist without the data that it points at. So the log is also cut at the first fresh group that no
+//! mark covers. Marks name groups in front of every cut that was ever made there (a cut is behind all of them), so
+//! marks in groups that are no longer valid are right about the valid groups. All of them are used, so that none
+//! remains that contradicts the cut.
 
 use crate::change::Changes;
 use crate::image::{Copies, Damage, Image, KeptRecords};

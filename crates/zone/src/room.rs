@@ -1,6 +1,6 @@
 //! Space for what an operation will add: in the log, and among the items.
 //!
-//! Owns: the decision whether an operation may be planned, and what is done before if it may not: more of the region
+//! Owns: the decision whether an operation may be planned, and the steps before it if it may not: more of the region
 //! gets storage (`backing`), a checkpoint merges segments, the log frees space. Does not own: how a group that is
 //! written waits for log space (`commit`), or how many bytes the items take (`state`).
 
@@ -14,7 +14,7 @@ use amphi_types::limits::BLOCK;
 /// Queued bytes at which `reserve` waits.
 const QUEUE_BYTES_MAX: u64 = 4 << 20;
 /// Share that changes in the log may take before operations that add nothing have them merged: a merge of that size,
-/// and as much again, still fits. Operations that add items cannot use it.
+/// and as much again, still fits. Operations that add items cannot use the rest.
 const CHANGES_PERCENT: u64 = 46;
 /// Least share that must be won back by a merge for what adds nothing.
 const MERGE_PERCENT: u64 = 2;
@@ -31,11 +31,11 @@ impl<E: Env> Shared<E> {
         newer + st.changes.dirty.cost() + st.changes.frozen_bytes() + st.waiting.bytes
     }
 
-    /// Whether `growth` bytes have room among the items, and if not, whether a full merge may make some.
+    /// Returns whether `growth` bytes have room among the items and, if not, whether a full merge may make room.
     fn items_room(&self, st: &State, growth: u64) -> (bool, bool) {
         let bytes = Self::item_bytes(st) + growth;
         if growth == 0 {
-            // Their number is bounded only by the log, which may be larger than what the region has left.
+            // The number of deletions is bounded only by the log, which may be larger than the rest of the region.
             let worth = Self::unmerged_bytes(st) * 100 > self.geometry.meta_slots * SLOT_BYTES * MERGE_PERCENT;
             return (bytes <= Self::backed_bytes(st) / 100 * CHANGES_PERCENT, worth);
         }
@@ -61,7 +61,7 @@ impl<E: Env> Shared<E> {
                 (self.has_log_room(&st), fits, worth, st.waiting.appended_lsn)
             };
             if !fits && growth > 0 && !backed {
-                // This is repeated if there is more now, until there is none.
+                // This step is repeated as long as the region can be given more storage.
                 backed = !self.back_more(growth).await;
                 continue;
             }

@@ -2,10 +2,10 @@
 //!
 //! Owns: the slot map, writing, streaming, searching and verifying segments. Does not own: which segments are named by
 //! the root (`checkpoint`). Invariants: keys ascend strictly over a whole segment; a slot is in one segment or free;
-//! changes may span pages, so pages but the last are full. A page of which one block is damaged is served (`parity`). A
-//! segment never changes, and each page contains the id of its segment. So a page that was read is right even if the
-//! segment has been replaced meanwhile; a page that cannot be read may have been overwritten after its segment was
-//! replaced.
+//! changes may span pages, so that all pages but the last are full. A page of which one block is damaged is served
+//! (`parity`). A segment never changes, and each page contains the id of its segment. So a page that was read is right
+//! even if the segment has been replaced meanwhile; a page that cannot be read may have been overwritten after its
+//! segment was replaced.
 
 mod index;
 mod page;

@@ -5,9 +5,9 @@
 //! the root's log start, except those that a running checkpoint has taken.
 //!
 //! Stable means: will be replayed after power loss. Recovery then drops the log from the first fresh group on that no
-//! mark covers (`recover`), so a record is stable when it is synced and every fresh group up to it is covered by a mark
-//! that is synced itself. Records in front of the first such group become stable by one sync. Those behind it need a
-//! sync, then a mark, which the next group carries, and another sync.
+//! mark covers (`recover`). Therefore a record is stable when it is synced and every fresh group up to it is covered by
+//! a mark that is itself synced. Records in front of the first such group become stable by one sync. Records behind it
+//! need a sync, then a mark, which the next group contains, and another sync.
 
 mod parts;
 
@@ -84,8 +84,8 @@ impl State {
         assert!(written_lsn <= kept_lsn, "record {written_lsn} is written, and {kept_lsn} is the last kept one");
     }
 
-    /// Whether the next group has to be written now: a task waits for a record, a mark, or the end; or more than one
-    /// group is queued.
+    /// Returns whether the next group has to be written now: a task waits for a record, a mark, or the end; or more
+    /// than one group is queued.
     pub fn write_due(&self) -> bool {
         let asked = self.waiting.wanted_lsn > self.reached.written_lsn || self.mark_due() || self.life.closing;
         asked || self.life.failed.is_some() || self.waiting.groups.len() > 1
@@ -96,12 +96,12 @@ impl State {
         self.log.head.position - self.reached.synced_position
     }
 
-    /// Whether all that is queued survives the process as it is.
+    /// Returns whether all queued records survive the process.
     pub fn is_all_kept(&self) -> bool {
         self.reached.kept_lsn >= self.waiting.appended_lsn
     }
 
-    /// Whether a mark has to be written.
+    /// Returns whether a mark has to be written.
     pub fn mark_due(&self) -> bool {
         self.marks.wanted > self.marks.written.max(self.reached.proven_seq)
     }
@@ -251,8 +251,8 @@ impl<E: Env> Shared<E> {
             st.life.failed.get_or_insert_with(|| text.clone());
             (is_first, st.life.closing)
         };
-        // This comes before any task whose record waits is woken. If the zone is being closed, the close itself reports
-        // the failure.
+        // This is done before any task is woken whose record waits. If the zone is being closed, the close itself
+        // reports the failure.
         if let Some(told) = self.on_failure.0.as_ref().filter(|_| is_first && !closing) {
             told(&format!("{}: {text}", self.path));
         }
@@ -327,15 +327,16 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Whether the root has to say something else about kept memory, and may: records that are only kept must be found
-    /// after a kill.
+    /// Returns whether the root has to say something else about kept memory, and may: records that are only kept must
+    /// be found after a kill.
     pub fn kept_differs(&self, st: &State) -> bool {
         let wanted = self.kept_wanted();
         st.medium.root.kept.get() != wanted && (wanted != 0 || st.reached.written_lsn >= st.reached.kept_lsn)
     }
 
     /// Keeps the queued records in their order, as far as there is space. There must be space for them in the log as
-    /// well, in whatever groups, since after a kill they are written there before anything can free space.
+    /// well, however they are divided into groups, since after a kill they are written there before anything can free
+    /// space.
     pub fn keep_queued(&self, st: &mut State) {
         let keep = self.kept.areas.borrow();
         // Memory that the root does not name is not searched after a kill.
@@ -387,7 +388,7 @@ impl<E: Env> Shared<E> {
         group.hashes = hashes;
     }
 
-    /// Keeps a group's memory for the next one.
+    /// Keeps a group's memory for the next group.
     pub fn recycle(st: &mut State, group: Group) {
         if st.waiting.spare.len() < SPARE_GROUPS {
             st.waiting.spare.push(group);
@@ -444,7 +445,7 @@ impl<E: Env> Shared<E> {
     }
 
     /// Makes records up to `lsn`, which are written, stable; with `data` also everything else that was written before
-    /// the call. A fresh group takes a sync, a mark and a sync; callers at the same time share them.
+    /// the call. A fresh group needs a sync, a mark and another sync; callers at the same time share them.
     pub async fn make_stable(&self, lsn: u64, mut data: bool) -> Result<(), Errno> {
         loop {
             let mark = {
@@ -539,13 +540,13 @@ impl<E: Env> Shared<E> {
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
 
-    /// Whether a checkpoint is due.
+    /// Returns whether a checkpoint is due.
     pub fn checkpoint_due(&self, st: &State) -> bool {
         (st.log.head.position - st.log.start_position) * 2 > self.geometry.log_blocks
             || st.changes.dirty.cost() > self.bounds.dirty_max.get()
     }
 
-    /// Whether `blocks` more may be written to the log: it must not get too far ahead of its last sync.
+    /// Returns whether `blocks` more may be written to the log: it must not get too far ahead of its last sync.
     pub fn is_near(&self, st: &State, blocks: u64) -> bool {
         st.unsynced() + blocks <= self.bounds.unsynced_max
     }
@@ -567,8 +568,8 @@ impl<E: Env> Shared<E> {
             .await;
     }
 
-    /// Whether a sync is due because of what is written: the log waits for it, or has half of the bytes that may be
-    /// unsynced, so that it will not have to wait.
+    /// Returns whether a sync is due because of what is written: the log waits for it, or has half of the bytes that
+    /// may be unsynced, so that it will not have to wait.
     pub fn sync_due(&self, st: &State) -> bool {
         st.syncs.hurried || st.unsynced() * 2 > self.bounds.unsynced_max
     }
@@ -580,7 +581,7 @@ impl<E: Env> Shared<E> {
             .wait_until(|| {
                 let mut st = self.state.borrow_mut();
                 let ready = st.life.failed.is_some() || enough(&st);
-                // If nothing is queued, only a checkpoint can help; a waiting group marks the log as full too.
+                // If no record is queued, only a checkpoint can help; a waiting group marks the log as full too.
                 st.log.is_full |= !ready && st.waiting.groups.is_empty();
                 let ask = st.log.is_full;
                 drop(st);

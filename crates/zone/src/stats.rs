@@ -31,6 +31,6 @@ pub struct ZoneStats {
     pub item_bytes: u64,
     /// Bytes of items at which growth is refused.
     pub item_bytes_max: u64,
-    /// Damaged blocks of metadata that were rebuilt, by opening and since.
+    /// The number of damaged blocks of metadata that were rebuilt, by the opening and since.
     pub rebuilt_blocks: u64,
 }

@@ -68,7 +68,7 @@ impl Lcg {
 
 pub(crate) type Shared<T> = Rc<std::cell::RefCell<T>>;
 
-/// Each of these items is what a read returns, and so are all of them in one scan, and in steps.
+/// A read of each of these items returns its value, and scans return all of them, in one step and in several.
 pub(crate) fn compare_reads(sim: &Sim, zone: &Zone<SimEnv>, items: &BTreeMap<Key, Vec<u8>>) {
     let all = async {
         for (key, value) in items {

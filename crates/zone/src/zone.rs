@@ -31,8 +31,8 @@ pub struct Lsn(pub u64);
 pub enum Order {
     /// Nothing.
     Plain,
-    /// Every disk write that returned before the `append`: the record points at fresh data blocks. After power loss the
-    /// record, and all behind it, is only there if it is proven that these were synced.
+    /// Every disk write that returned before the `append`: the record points at fresh data blocks. After a loss of
+    /// power, the record and all records behind it exist only if it is proven that this data was synced.
     AfterData,
 }
 
@@ -46,13 +46,13 @@ pub struct Recovered {
     /// Damaged blocks of metadata that were rebuilt, with superblocks.
     pub rebuilt: u64,
     /// The machine lost power while the zone was open, or a sync failed: changes that were written and not stable may
-    /// be lost. This is reported again until `losses_told`.
+    /// be lost. This is reported again until `losses_told` is called.
     pub lost: bool,
     /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
     pub notes: Vec<String>,
 }
 
-/// A zone that was found and is not open yet. It is locked.
+/// A zone that was found and is not open yet. Its lock is held.
 pub struct Found<E: Env> {
     env: E,
     path: String,
@@ -72,16 +72,16 @@ impl<E: Env> Found<E> {
         self.image.geometry.data_blocks
     }
 
-    /// Reads every item of the target: `take` gets key and value, in the order of keys, and stores what it needs. To be
-    /// called once. The stored items are valid only if the zone can then be opened.
+    /// Reads every item of the target: `take` gets key and value, in the order of keys, and stores the parts that it
+    /// needs. It may be called only once. The stored items are valid only if the zone can then be opened.
     ///
     /// Errors: `Corrupt`, `Io`; nothing was changed.
     pub async fn items(&mut self, take: impl FnMut(&[u8], &[u8])) -> Result<(), ZoneError> {
         read_items(&*self.disk, &mut self.image, IndexUse::Load, take).await.map_err(|e| e.at(&self.path))
     }
 
-    /// Makes everything that was found stable and starts the agents of the zone. Its items must have been read. On an
-    /// error nothing was changed, except for `Io`.
+    /// Makes everything that was found stable and starts the agents of the zone. Its items must have been read before.
+    /// After an error the zone is unchanged, except if the error is `Io`.
     pub async fn open(self) -> Result<(Zone<E>, Recovered), ZoneError> {
         let Found { env, path, options, disk, mut image } = self;
         assert_eq!(image.segments.len(), image.root.segments().len(), "the items were not read");
@@ -197,8 +197,8 @@ impl<E: Env> Zone<E> {
         disk.sync().await.map_err(io)
     }
 
-    /// Finds the zone at `path` and reads its log. Its items have to be read next, then it can be opened. It changes
-    /// nothing.
+    /// Finds the zone at `path` and reads its log. Its items have to be read next, then it can be opened. This function
+    /// changes nothing.
     pub async fn find(env: &E, path: &str, options: &OpenOptions) -> Result<Found<E>, ZoneError> {
         let disk = env.disk(path, DiskMode::Open).await.map_err(|e| ZoneError::io(path, &e))?;
         let image = read_zone(env, path, &*disk).await.map_err(|e| e.at(path))?;
@@ -206,7 +206,8 @@ impl<E: Env> Zone<E> {
         Ok(Found { env: env.clone(), path: path.to_string(), options: options.clone(), disk, image })
     }
 
-    /// Opens the zone at `path`, with all of its items in a map. On an error nothing was changed, but for `Io`.
+    /// Opens the zone at `path`, with all of its items in a map. After an error the zone is unchanged, except if the
+    /// error is `Io`.
     pub async fn open(env: &E, path: &str, options: &OpenOptions) -> Result<(Zone<E>, Recovered), ZoneError> {
         let mut found = Zone::find(env, path, options).await?;
         let mut items = BTreeMap::new();
@@ -215,8 +216,8 @@ impl<E: Env> Zone<E> {
         Ok((zone, Recovered { items, ..recovered }))
     }
 
-    /// All mounts that got answers which may be lost have been informed: opening does not report it again. This is on
-    /// the disk when the function returns.
+    /// All mounts that got answers which may be lost have been informed: opening does not report it again. This fact is
+    /// on the disk when the function returns.
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn losses_told(&self) -> Result<(), ZoneError> {
@@ -224,8 +225,8 @@ impl<E: Env> Zone<E> {
         self.checkpoint().await
     }
 
-    /// Answered changes that were not stable may be lost: opening reports it until `losses_told`. This is on the disk
-    /// when the function returns.
+    /// Answered changes that were not stable may be lost: opening reports it until `losses_told`. This fact is on the
+    /// disk when the function returns.
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn note_lost(&self) -> Result<(), ZoneError> {
@@ -292,9 +293,9 @@ impl<E: Env> Zone<E> {
         self.shared.reserve(growth_bytes).await
     }
 
-    /// Queues `txn` as the next log record. Records become durable in order: when record n is durable, all earlier ones
-    /// are. Panics on an empty txn, one larger than `record_bytes_max`, or after `close`. In a failed zone the record
-    /// is dropped and `kept` returns an error.
+    /// Queues `txn` as the next log record. Records become durable in order: when a record is durable, all earlier ones
+    /// are durable too. Panics on an empty txn, one larger than `record_bytes_max`, or after `close`. In a failed zone
+    /// the record is dropped and `kept` returns an error.
     pub fn append(&self, txn: Txn, order: Order) -> Lsn {
         Lsn(self.shared.append(txn, order == Order::AfterData))
     }
@@ -319,9 +320,9 @@ impl<E: Env> Zone<E> {
         self.shared.wait_written(lsn.0).await
     }
 
-    /// Waits until record `lsn` is stable: it survives a loss of power. As soon as the record is written, it does what
-    /// is necessary: one sync; or two syncs with a mark in between, if data written since the last ones belongs to it
-    /// or to an earlier record.
+    /// Waits until record `lsn` is stable: it survives a loss of power. As soon as the record is written, this function
+    /// does the necessary work: one sync, or two syncs with a mark in between if data written since the last ones
+    /// belongs to the record or to an earlier record.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn stable(&self, lsn: Lsn) -> Result<(), Errno> {
@@ -329,8 +330,8 @@ impl<E: Env> Zone<E> {
         self.shared.make_stable(lsn.0, false).await
     }
 
-    /// Waits until record `lsn` is stable without requesting anything: that comes by itself, within `sync_interval`, or
-    /// three if fresh data is concerned.
+    /// Waits until record `lsn` is stable without requesting anything: it becomes stable without a request, within
+    /// `sync_interval`, or within three times that interval if fresh data is concerned.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn became_stable(&self, lsn: Lsn) -> Result<(), Errno> {
@@ -368,7 +369,7 @@ impl<E: Env> Zone<E> {
     }
 
     /// Puts the changes of all written records into a segment and gives their log space back. Other calls continue
-    /// meanwhile. Calls during a checkpoint share the next one.
+    /// meanwhile. Calls during a checkpoint share the next checkpoint.
     ///
     /// Errors: `NoSpace` (nothing changed), `Io` (the zone has failed). Dropping the future changes nothing.
     pub async fn checkpoint(&self) -> Result<(), ZoneError> {
@@ -386,12 +387,22 @@ impl<E: Env> Zone<E> {
     }
 
     /// The first `max` items with keys from `from` on and below `end`, ascending, with every record that was appended
-    /// before the call. It costs a disk read for each page of each segment that has a part of the range; in the changes
-    /// of the log it searches for those of the range. The first scan after a checkpoint sorts all of these changes.
+    /// before the call. It takes a disk read for each page of each segment that has a part of the range; among the
+    /// changes of the log it searches for those of the range. The first scan after a checkpoint sorts all of these
+    /// changes.
     ///
     /// Errors: `Io` when the zone has failed or an item cannot be read, `Corrupt`. Dropping the future changes nothing.
     pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
         self.shared.scan(from, end, max).await
+    }
+
+    /// The items with these keys, which are ascending and near one another, ascending, with every record that was
+    /// appended before the call; there are none for keys without an item. It costs what `scan` costs for the range from
+    /// the first to the last key. Records that are queued are waited for only if they may change one of the keys.
+    ///
+    /// Errors: those of `scan`. Dropping the future changes nothing.
+    pub async fn scan_keys(&self, keys: &[Key]) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        self.shared.scan_keys(keys).await
     }
 
     /// Counters.
@@ -399,7 +410,7 @@ impl<E: Env> Zone<E> {
         self.shared.stats()
     }
 
-    /// Why the zone refuses everything, if it does.
+    /// Returns the reason why the zone refuses everything, if it does.
     pub fn failure(&self) -> Option<String> {
         self.shared.state.borrow().life.failed.clone()
     }
@@ -451,8 +462,8 @@ fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), Z
 async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::Result<()> {
     let mut group = Group::new();
     group.first_lsn = image.end.lsn + 1;
-    // Some of it may point at data, which is synced with this group: until the root says so, power loss must take it
-    // back.
+    // Some of the records may point at data, which is synced with this group: until the root says that it is synced, a
+    // loss of power must remove the group.
     group.fresh = true;
     group.parity &= image.root.version.get() >= VERSION_PARITY;
     let kept = std::mem::take(&mut image.left.records);
@@ -472,7 +483,7 @@ async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Writing,
-    /// It is not known which data is on the disk.
+    /// A sync is under way, so that it is not known which data is on the disk.
     Syncing,
     WritingRoot,
 }
@@ -492,7 +503,7 @@ async fn make_stable(
     rewrite(disk, &image.damage.mended).await;
     sync(disk, at).await?;
     if image.damage.copies != Copies::Equal {
-        // Both copies get equal bytes. Otherwise the chosen copy could be lost later, and the other one proves less.
+        // Both copies get the same bytes. Otherwise the chosen copy could be lost later, and the other one proves less.
         write_copies(disk, &image.root, at).await?;
     }
     if !image.cut.is_empty() && !planted::is(Mistake::CutComesBack) {
@@ -523,7 +534,8 @@ async fn make_stable(
     Ok(())
 }
 
-/// Writes the damaged blocks again. If the disk refuses that, they are rebuilt again at the next start.
+/// Writes the damaged blocks again with their right contents. If the disk refuses that, they are rebuilt again at the
+/// next start.
 async fn rewrite(disk: &impl Disk, mended: &MendedBlocks) {
     for (&address, mended) in mended {
         if let Err(e) = disk.write(address, Buf::copy_of(&mended.block)).await.0 {

@@ -8,6 +8,7 @@ while the kernel works.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import Any, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
@@ -86,7 +87,28 @@ class File:
 
     def write_many(self, buffers: Sequence[Any], offset: int = 0) -> int:
         """The same from several buffers, one behind the other (``pwritev``)."""
-        return self._transfer([view(b) for b in buffers], offset, os.pwritev)
+        views = [view(b) for b in buffers]
+        done = self._transfer(views, offset, os.pwritev)
+        left = _behind([v for v in views if v.nbytes], done)
+        if left:
+            # The kernel has written a part that ends within a page (a limit, a full disk). Only a descriptor without
+            # O_DIRECT can go on there, and learns why.
+            done += self._write_on(left, offset + done)
+        return done
+
+    def _write_on(self, left: List[memoryview], offset: int) -> int:
+        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while left:
+                moved = os.pwritev(fd, left[:VECTORS_MAX], offset + done)
+                if moved == 0:
+                    raise OSError(errno.EIO, f"nothing more can be written behind byte {offset + done}", str(self.path))
+                done += moved
+                left = _behind(left, moved)
+            return done
+        finally:
+            os.close(fd)
 
     def _transfer(self, views: List[memoryview], offset: int, call: Any) -> int:
         if offset < 0:

@@ -3,9 +3,9 @@
 //! Owns: reading it together with the results that it names, and the text of both tables and of a run's page.
 //! Invariant: every goal of a result stands in exactly one row, so no goal that is missed can be left out.
 //!
-//! A row with `run` stands for as many goals as it has `keys`; `{0}`, `{1}`, ... in its texts are the parts of a key.
-//! A number is named as `FINDING | SERIES`, the median of a series; `A max B` is the larger of two series, `A + B`
-//! shows both. Of the goals of a row those that are missed get a line each, those that are met one line together. A row
+//! A row with `run` stands for as many goals as it has `keys`; `{0}`, `{1}`, ... in its texts are the parts of a key. A
+//! number is named as `FINDING | SERIES`, the median of a series; `A max B` is the larger of two series, and `A + B`
+//! shows both. Of the goals of a row, each missed goal gets a line of its own, and all met goals share one line. A row
 //! without `run` is a goal that was set, but of which no result is committed.
 
 use super::{GOALS, OLD, RESULTS, read};
@@ -15,18 +15,18 @@ use std::path::Path;
 
 /// The runs and the rows.
 pub struct Goals {
-    /// As they stand in the file.
+    /// The goals in the order of the file.
     pub runs: Vec<Run>,
     rows: Vec<Value>,
 }
 
 /// A committed result.
 pub struct Run {
-    /// Its file is `NAME.json`.
+    /// The name of its file is `NAME.json`.
     pub name: String,
     /// The commit that brought it; the build is of that time.
     pub commit: String,
-    /// Whether many commits have come since.
+    /// Whether many commits were made since the result.
     pub old: bool,
     command: String,
     result: Value,
@@ -286,7 +286,7 @@ fn text(value: &Value, name: &str) -> Result<String, String> {
     value[name].as_str().map(str::to_string).ok_or(format!("{GOALS}: an entry without `{name}`"))
 }
 
-/// Three digits or so, as the tables of the benchmarks have them.
+/// Writes a number with about three digits, as the tables of the benchmarks do.
 fn digits(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
@@ -295,7 +295,7 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// One digit more of what is small, such as seconds.
+/// Writes small numbers, such as seconds, with one more digit.
 fn fine_digits(value: f64) -> String {
     if value.abs() < 1.0 && value != 0.0 { format!("{value:.3}") } else { digits(value) }
 }

@@ -1,8 +1,8 @@
 //! How many invariants the release program states.
 //!
-//! Owns: the least number of assertions for a thousand lines, by crate. Does not own: where they stand. An assertion
-//! belongs at a seam, where a module relies on what another one does, and costs next to nothing. It never checks what a
-//! peer, a disk or a user may cause: that is an error.
+//! Owns: the least number of assertions for a thousand lines, by crate. Does not own: the places of the assertions. An
+//! assertion belongs at a seam, where a module relies on what another one does, and costs next to nothing. It never
+//! checks something that a peer, a disk or a user may cause: that is an error.
 
 /// Crates that hold state on which data depends.
 const CRATES: &[&str] = &["server", "client", "zone", "meta", "fuse"];
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     /// Goal: assertions of release builds count, those of debug builds, in comments and in tests do not. Method: a text
-    /// by hand.
+    /// that the test composes.
     #[test]
     fn counts_what_the_release_program_states() {
         let text = "fn f() {\n    assert!(a);\n    debug_assert!(b);\n    // assert!(c)\n    assert_eq!(d, e); assert_ne!(f, g);\n}\n\

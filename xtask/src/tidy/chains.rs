@@ -1,8 +1,8 @@
 //! How often code reaches through other rooms: chains of three and more fields, such as `mount.coherence.locks.caches`.
 //!
-//! Owns: how chains are counted, and how many each crate may have. Does not own: how they go. Whoever needs something
-//! that far away asks a room for it by a method whose name says what is asked, or takes what it uses. The bounds may
-//! only shrink; the goal is 60 of all crates.
+//! Owns: how chains are counted, and how many each crate may have. Does not own: how a chain is made shorter. Code that
+//! needs something so far away calls a method of a module, whose name says what it returns, or receives the value as an
+//! argument. The bounds may only shrink; the goal is 60 of all crates.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn chains_of(code: &str) -> Vec<&str> {
         let len = code[start..].find(|c: char| !is_word(c) && c != '.').unwrap_or(code.len() - start);
         let (chain, behind) = (&code[start..start + len], &code[start + len..]);
         at = start + len;
-        // What goes on behind a call or a question mark reaches from another value.
+        // A chain behind a call or a question mark starts from another value.
         let goes_on = code[..start].ends_with([')', ']', '?']);
         let begins = chain.starts_with(|c: char| c.is_lowercase() || c == '_');
         if goes_on || !begins || chain.contains("..") {
@@ -75,7 +75,7 @@ fn by_crate(files: &[(String, String)]) -> BTreeMap<&str, Vec<(&str, String)>> {
     all
 }
 
-/// How many chains each crate has, and the chains of `crates` with their files.
+/// Returns how many chains each crate has, and the chains of `crates` with their files.
 pub fn text(files: &[(String, String)], crates: &[String]) -> String {
     let all = by_crate(files);
     let mut out = String::new();
@@ -107,7 +107,8 @@ pub fn check(files: &[(String, String)], findings: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    /// Goal: three fields behind the first word are a chain, two fields and a call are none. Method: lines by hand.
+    /// Goal: three fields behind the first word are a chain; two fields and a call are none. Method: lines that the
+    /// test composes.
     #[test]
     fn finds_chains() {
         let of = |line: &str| chains_of(&code(line)).into_iter().map(String::from).collect::<Vec<_>>();

@@ -137,7 +137,7 @@ fn beside(path: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// The sections of a document, as links name them.
+/// Returns the sections of a document under the names by which links refer to them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let titles = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let as_link = |title: &str| -> String {
@@ -180,7 +180,7 @@ pub fn dead_items(files: &[(String, String)], findings: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    /// Goal: the map has a line for each file, and a long line is found. Method: two files by hand.
+    /// Goal: the map has a line for each file, and a long line is found. Method: two files that the test composes.
     #[test]
     fn documents_agree() {
         let file = |path: &str, text: &str| (path.to_string(), text.to_string());

@@ -1,10 +1,9 @@
 //! Which files of a crate import which others.
 //!
 //! Owns: the reading of a crate's files and the resolution of the paths in them: `crate::`, `super::`, `self::`, paths
-//! that begin with a child module or with a name that a `use` has brought in, and names that another module exports
-//! again, which count as imports of the file that defines them. Does not own: what may import what (`floors`). Not
-//! seen: paths inside of macros, and methods of types that a file has without naming them. Code for tests does not
-//! count.
+//! that begin with a child module or with a name from a `use`, and names that another module exports again, which count
+//! as imports of the file that defines them. Does not own: what may import what (`floors`). It does not find paths
+//! inside of macros, nor methods of types that a file uses without naming them. Code for tests does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::Visit;
@@ -13,7 +12,7 @@ use syn::{Attribute, Item, UseTree};
 /// A module's place below the root of the crate.
 type Place = Vec<String>;
 
-/// What one module says.
+/// The declarations of one module.
 #[derive(Default)]
 struct Module {
     file: String,
@@ -135,7 +134,7 @@ impl<'ast> Visit<'ast> for Module {
     }
 }
 
-/// Deepest chain of names that stand for others.
+/// The longest chain of names that stand for other names.
 const DEEP: usize = 12;
 
 /// The file that defines what `path` names in the module at `place`, if it is one of this crate.
@@ -186,7 +185,8 @@ fn defining<'a>(modules: &'a BTreeMap<Place, Module>, place: &Place, path: &[Str
 mod tests {
     use super::*;
 
-    /// Goal: a file imports what its code names, by whichever way, and nothing for its tests. Method: a crate by hand.
+    /// Goal: a file imports what its code names, by whichever way, and nothing for its tests. Method: a crate that the
+    /// test composes.
     #[test]
     fn ways_to_name_a_file() {
         let files: BTreeMap<&str, &str> = [

@@ -1,25 +1,26 @@
-//! docs/LIFE.md against the code: whether every step of a walk is there, and follows from one before it.
+//! The check of docs/LIFE.md against the code: whether every step of a walk exists, and follows from a step before it.
 //!
-//! Owns: reading the walks, finding functions and their calls in the text of the code. Does not own: whether what a
-//! step says of its function is true, which takes a reader.
+//! Owns: reading the walks, finding functions and their calls in the text of the code. Does not own: whether the
+//! sentence of a step about its function is true, which a reader has to check.
 //!
 //! A walk is a section with numbered steps: ``3. `FILE` `FUNCTION`: sentence``. Rules: steps are numbered from 1
-//! without a gap; FILE defines FUNCTION; a step follows from one before it, by a call or by what stands before the
-//! colon:
+//! without a gap; FILE defines FUNCTION; a step follows from a step before it, by a call or by the cause that is named
+//! before the colon:
 //!
-//! * ``, by the message `Request::Read` `` and the like: one before it has this word, in its function or in those of the
-//!   same file that this one calls.
+//! * ``, by the message `Request::Read` `` and the like: a step before it has this word, in its function or in those of
+//!   the same file that this one calls.
 //! * `, later` and `, by the kernel`: a timer, a queue or the kernel begins it, and nothing is checked.
 //!
-//! The order is that of the code, depth first: between a step and one that it calls stand only steps that follow from
-//! it, and those that it calls itself before. So steps that are swapped are found, unless the text of the code does not
-//! tell their order, as of a function that is called again later, or of whoever sends and does not wait.
+//! The order is that of the code, depth first: between a step and a later step that its function calls, there are only
+//! steps that follow from it and that its function calls before that one. So the check finds steps that are swapped,
+//! unless the text of the code does not determine their order, as with a function that is called again later, or with a
+//! function that sends something and does not wait.
 //!
-//! Calls are found by name. What stands before the name says where the function is: `self.` in the file or crate of the
-//! caller; `flush::` or `zone.` in a file, folder, crate or type of that name, if there is one; nothing, in the file of
-//! the caller or in what it imports. A crate calls what it imports, and through traits what imports it. A step is called
-//! by one before it if a way of calls leads there that stays in the file of that one or passes through one function of
-//! another file (`BRIDGES_MAX`), and through no other step.
+//! Calls are found by name. The text before the name says where the function is: `self.` in the file or crate of the
+//! caller; `flush::` or `zone.` in a file, folder, crate or type of that name, if there is one; no text, in the file of
+//! the caller or in a file that it imports. A crate calls the crates that it imports and, through traits, those that
+//! import it. A step is called by a step before it if a chain of calls leads to it that stays in the file of that step
+//! or passes through one function of another file (`BRIDGES_MAX`), and through no other step.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +31,7 @@ use std::path::Path;
 /// The document with the walks.
 pub const LIFE: &str = "docs/LIFE.md";
 
-/// Functions of other files through which a way of calls may lead from a step to the next one.
+/// The number of functions of other files through which a chain of calls may lead from a step to the next one.
 const BRIDGES_MAX: usize = 1;
 
 /// Which crates a crate imports.
@@ -62,7 +63,7 @@ pub fn check(root: &Path, text: &str, sources: &[(String, String)], imports: &Im
     walks.iter().for_each(|walk| walk.follow(&code, findings));
 }
 
-/// The files that a text names, each with the function that stands behind it, as `path.rs` `function`.
+/// Returns the files that a text names, each with the function that is named behind it, as `path.rs` `function`.
 fn named(text: &str) -> Vec<(&str, Option<&str>)> {
     // Every second part is code; between a file and its function there is nothing but blanks.
     let parts: Vec<&str> = text.split('`').collect();
@@ -72,7 +73,7 @@ fn named(text: &str) -> Vec<(&str, Option<&str>)> {
     files.map(|(k, part)| (*part, function(k))).collect()
 }
 
-/// Why a step follows.
+/// The reason why a step follows.
 #[derive(Debug, PartialEq, Eq)]
 enum Cause {
     /// A step before it calls it.
@@ -96,7 +97,7 @@ struct Walk {
     steps: Vec<Step>,
 }
 
-/// The number at the start of a line of steps, and what stands behind it.
+/// Returns the number at the start of a line of steps, and the text behind it.
 fn numbered(line: &str) -> Option<(usize, &str)> {
     let (number, rest) = line.split_once(". ")?;
     Some((number.parse().ok()?, rest))
@@ -182,10 +183,10 @@ fn step(item: &str) -> Result<Step, String> {
 }
 
 impl Walk {
-    /// Whether each step follows from one before it.
+    /// Returns whether each step follows from a step before it.
     fn follow(&self, code: &Code, findings: &mut Vec<String>) {
         let steps: Vec<Vec<Place>> = self.steps.iter().map(|s| code.defined(&s.file, &s.function)).collect();
-        // From which step each follows.
+        // Returns the step from which each step follows.
         let mut befores: Vec<usize> = vec![0];
         for (k, step) in self.steps.iter().enumerate().skip(1) {
             let says = |j: &usize, word: &str| steps[*j].iter().any(|from| code.says(*from, word));
@@ -205,8 +206,8 @@ impl Walk {
         }
     }
 
-    /// The nearest step that calls the next one after `befores`: behind what it calls of the steps since, which all
-    /// follow from it.
+    /// Returns the nearest step that calls the next one after `befores`: it must be behind all steps since that it
+    /// calls, which all follow from it.
     fn caller(&self, code: &Code, steps: &[Vec<Place>], befores: &[usize]) -> Result<usize, String> {
         let k = befores.len();
         let mut why = String::from("no step before it calls it");
@@ -240,7 +241,7 @@ impl Walk {
 /// A function: the numbers of its file and of itself there.
 type Place = (usize, usize);
 
-/// In which order the calls of a function are looked at.
+/// The order in which the calls of a function are examined.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     FirstFirst,
@@ -249,9 +250,9 @@ enum Order {
 
 struct File<'a> {
     path: &'a str,
-    /// Without comments and text of strings, byte by byte where it was.
+    /// The text without comments and contents of strings; each byte stays at its place.
     text: String,
-    /// What it imports.
+    /// The names that it imports.
     uses: String,
     functions: Vec<Function>,
     is_test: bool,
@@ -261,9 +262,9 @@ struct Function {
     name: String,
     body: Range<usize>,
     calls: Vec<Call>,
-    /// It is called with a dot.
+    /// Whether it is called with a dot.
     is_method: bool,
-    /// The type that it belongs to, in small letters, and whether a trait says that there is one.
+    /// The type that it belongs to, in lowercase letters, and whether a trait declares it.
     owner: String,
     is_of_trait: bool,
 }
@@ -349,8 +350,8 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// Where a way of calls leads from a function to one of `to`, call by call: of those with the fewest bridges the
-    /// first or the last one. `others` are not passed.
+    /// Returns a chain of calls that leads from a function to one of `to`, call by call: of those with the fewest
+    /// bridges, the first or the last one. `others` are not passed.
     fn way(
         &self,
         from: Place,
@@ -365,7 +366,7 @@ impl<'a> Code<'a> {
         })
     }
 
-    /// Whether a function, or one of its file that it calls, has a word.
+    /// Returns whether a function, or one of its file that it calls, has a word.
     fn says(&self, from: Place, word: &str) -> bool {
         let mut todo = vec![from];
         let mut seen = BTreeSet::from([from]);
@@ -433,7 +434,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `word` stands alone somewhere in `text`.
+/// Returns whether `word` stands alone somewhere in `text`.
 fn has_word(text: &str, word: &str) -> bool {
     text.match_indices(word).any(|(at, _)| {
         let (before, behind) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
@@ -500,7 +501,7 @@ fn blank(text: &str, is_c: bool) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// Whether a character stands behind an apostrophe, and not a lifetime.
+/// Returns whether a character stands behind an apostrophe, and not a lifetime.
 fn is_character(rest: &str) -> bool {
     let mut chars = rest.chars();
     match chars.next() {
@@ -510,7 +511,7 @@ fn is_character(rest: &str) -> bool {
     }
 }
 
-/// Where what is quoted from `at` on ends.
+/// Returns the end of the quoted text that begins at `at`.
 fn quoted(bytes: &[u8], at: usize, quote: u8) -> usize {
     let mut end = at + 1;
     while end < bytes.len() && bytes[end] != quote {
@@ -519,7 +520,7 @@ fn quoted(bytes: &[u8], at: usize, quote: u8) -> usize {
     (end + 1).min(bytes.len())
 }
 
-/// Where the bracket that opens at `at` is closed.
+/// Returns the place where the bracket that opens at `at` is closed.
 fn closed(text: &str, at: usize) -> usize {
     let bytes = text.as_bytes();
     let (open, close) = match bytes[at] {
@@ -661,7 +662,8 @@ mod tests {
     const GLUE: &str = "crates/front/src/glue.rs";
     const SHIM: &str = "crates/front/shim/shim.c";
 
-    /// A front end in C and Rust that calls through a file between, sends a message, and what takes it.
+    /// A tree with a front end in C and Rust that calls through a file in between, sends a message, and has a function
+    /// that receives it.
     fn tree() -> Vec<(String, String)> {
         let file = |path: &str, text: &str| (path.to_string(), text.to_string());
         vec![
@@ -702,7 +704,8 @@ mod tests {
         findings
     }
 
-    /// Goal: a walk that is true passes; one in which two neighbours with a cause in the code are swapped does not. Method: a tree by hand with each kind of step: C, a file, a file between, siblings, a message, a timer.
+    /// Goal: a walk that is true passes; one in which two neighbours with a cause in the code are swapped does not.
+    /// Method: a tree in the test with each kind of step: C, a file, a file between, siblings, a message, a timer.
     #[test]
     fn a_swapped_walk_fails() {
         assert_eq!(checked(&STEPS), Vec::<String>::new());
@@ -723,8 +726,9 @@ mod tests {
         assert_eq!(checked(&steps), ["docs/LIFE.md: A put, step 6 (take): no step before it calls it"]);
     }
 
-    /// Goal: what is no walk is found: gaps, steps in one paragraph, files and functions that are not there, tests in
-    /// place of functions, steps without a sentence or with a strange cause. Method: one mistake at a time.
+    /// Goal: texts that are no valid walk are found: gaps, steps in one paragraph, files and functions that do not
+    /// exist, tests in place of functions, steps without a sentence or with an unknown cause. Method: one mistake at a
+    /// time.
     #[test]
     fn a_walk_has_a_form() {
         let found = |text: &str, what: &str| {

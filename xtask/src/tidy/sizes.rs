@@ -6,7 +6,7 @@
 
 /// Lines of a function from its head to its closing brace.
 const FUNCTION_LINES_MAX: usize = 100;
-/// Fields of a struct: more than one looks over at once is a bag.
+/// The most fields of a struct: a struct with more of them than a reader can survey at once is an unordered collection.
 const STRUCT_FIELDS_MAX: usize = 15;
 
 /// Functions that are one match or one table.
@@ -33,7 +33,7 @@ const LISTS: &[(&str, &str)] = &[
     ("crates/zone/src/layout.rs", "Superblock"),
 ];
 
-/// The text at a place of one indentation: a head, and the line that closes it.
+/// Returns the text of an item at one indentation: its head, its body, and the line that closes it.
 struct Item<'a> {
     name: &'a str,
     lines: &'a [&'a str],
@@ -64,7 +64,7 @@ fn items<'a>(lines: &'a [&'a str], word: &str) -> Vec<Item<'a>> {
     found
 }
 
-/// Named fields of a struct: lines one step inside that name one.
+/// Counts the named fields of a struct, which are the lines one step inside that name one.
 fn fields(item: &Item<'_>) -> usize {
     let inner = item.lines[0].len() - item.lines[0].trim_start().len() + 4;
     let is_field = |line: &&&str| {
@@ -120,8 +120,8 @@ pub fn check(files: &[(String, String)], findings: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    /// Goal: functions and structs are found with their lines and fields, whatever stands before their heads, and
-    /// tests are not. Method: a text by hand.
+    /// Goal: functions and structs are found with their lines and fields, whatever stands before their heads, and tests
+    /// are not. Method: a text that the test composes.
     #[test]
     fn finds_items() {
         let text = "pub(crate) async fn long(\n    a: u8,\n) {\n    x();\n}\nfn one() {}\nstruct S {\n    /// a: b\n    a: u8,\n    \

@@ -37,7 +37,7 @@ impl Attributes for &Path {
 /// The mount of this process.
 impl Attributes for Client {
     fn attribute(&self, name: &str) -> Outcome<String> {
-        // A long status is kept for the process that asks; each thread here is one.
+        // The mount keeps a long status for the thread that requests it, and each thread here requests its own.
         let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
         let ctx = Ctx { pid, ..Ctx::root() };
         let failed = |why: String| Failure::broken(format!("{name} of this mount: {why}"));

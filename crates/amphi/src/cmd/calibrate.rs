@@ -4,7 +4,7 @@
 //! (`disk`, `memory`, `links`), the shape of the result and what it limits (`amphi_view::limits`).
 //!
 //! The result is `calibration.json` in the folder of `amphi_host`'s notes of this user (`$AMPHI_STATE`, for root
-//! `/var/lib/amphi-state`). A later one takes its place.
+//! `/var/lib/amphi-state`). A later calibration replaces it.
 
 mod disk;
 mod links;
@@ -116,7 +116,7 @@ impl Calibrate {
     }
 }
 
-/// This machine, now, for a mount.
+/// This machine at this moment, for a mount.
 struct Here {
     host: String,
     cores: u64,
@@ -136,15 +136,15 @@ fn asker(source: &str) -> Here {
     Here { host: host_name(), cores, unix_s, source: source.into() }
 }
 
-/// The limits that count for a mount of this source; none if nothing was measured, an error if what was measured does
-/// not count any more.
+/// The limits that are valid for a mount of this source: none if nothing was measured, an error if the calibration is
+/// no longer valid.
 pub fn limits_of(source: &str) -> Option<Result<Limits, String>> {
     let calibration = read(&file().ok()?).transpose()?;
     Some(calibration.map_err(|e| e.text).and_then(|calibration| calibration.limits(&asker(source).borrowed())))
 }
 
-/// What was measured of the disk on which a folder lies; none if nothing was measured, an error if what was measured
-/// does not count there.
+/// The measured limits of the disk on which a folder lies: none if nothing was measured, an error if the calibration is
+/// not valid there.
 pub fn disk_of(dir: &Path) -> Option<Result<Calibrated, String>> {
     let calibration = read(&file().ok()?).transpose()?;
     Some(calibration.map_err(|e| e.text).and_then(|calibration| {
@@ -241,8 +241,8 @@ fn shown(calibration: &Calibration) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: a calibration comes back as it was stored, its file is whole or absent, and a damaged one is named.
-    /// Method: store, read, damage.
+    /// Goal: a calibration is read as it was stored, its file is whole or absent, and the error for a damaged file
+    /// names the file. Method: store, read, damage.
     #[test]
     fn calibrations_are_stored() {
         let place = tempfile::tempdir().expect("temporary folder");
@@ -258,8 +258,8 @@ mod tests {
         assert!(read(&file).is_err_and(|e| e.text.contains("is no calibration")));
     }
 
-    /// Goal: a folder has the limits of the disk that it lies on, and no others. Method: a folder on the disk of one of
-    /// two that were measured, and one elsewhere.
+    /// Goal: a folder has the limits of the disk on which it lies, and no other limits. Method: a folder on the disk of
+    /// one of two that were measured, and one elsewhere.
     #[test]
     fn disks_of_folders() {
         let place = tempfile::tempdir().expect("temporary folder");

@@ -5,7 +5,7 @@ use amphi_host::failure::{Failure, Outcome};
 use amphi_wire::{Reply, Request};
 use clap::Args;
 
-/// End the session of a mount, or all those of a key, at once; what they have not written back is lost.
+/// End the session of a mount, or all sessions of a key, at once; what the mounts have not written back is lost.
 ///
 /// The mount answers EIO from then on and has to be mounted again. A key that shall not come back is removed: amphi key
 /// remove.

@@ -50,7 +50,7 @@ pub struct Explain {
 pub struct Advise {
     #[command(flatten)]
     about: About,
-    /// Carry the commands out, asking before each
+    /// Carry the commands out, with a question before each
     #[arg(long)]
     apply: bool,
 }
@@ -136,7 +136,7 @@ impl About {
     }
 }
 
-/// A path without what a terminal would act on.
+/// A path without the control characters on which a terminal would act.
 fn shown(path: &Path) -> String {
     path.display().to_string().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -152,7 +152,7 @@ impl Cluster {
     fn of(path: &Path) -> Cluster {
         let tunables = control::read(path, "user.amphi.tunables.hybrid.*").unwrap_or_default();
         if tunables.is_empty() {
-            // A caller without the right to read these may not read the other either.
+            // A caller who may not read these facts may not read the others either.
             return Cluster::default();
         }
         let text = status::of_mount(path.to_path_buf()).unwrap_or_default();
@@ -168,13 +168,13 @@ fn file(path: &Path, name: &str, cluster: &Cluster) -> Outcome<Explanation> {
     let mode = control::read(path, "user.amphi.mode")?;
     let layout = control::read(path, "user.amphi.layout")?;
     let consistency = control::read_if_any(path, "user.amphi.consistency")?.unwrap_or_default();
-    // Read before the file is opened here, because that open is counted too.
+    // Read before the file is opened here, because this open would be counted too.
     let counters = control::read_if_any(path, "user.amphi.counters.json")?.unwrap_or_default();
     let portrait = control::read_if_any(path, "user.amphi.portrait")?.unwrap_or_default();
     let size = std::fs::metadata(path).during(|| format!("look at {name}"))?.len();
     let extents = match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
         Ok(_open) => control::read_if_any(path, "user.amphi.extents").ok().flatten().unwrap_or_default(),
-        // The place of its data is shown to callers who may read it.
+        // Only callers who may read the file are shown where its data lies.
         Err(_) => String::new(),
     };
     let texts = FileTexts { counters: &counters, portrait: &portrait, extents: &extents, tunables: &cluster.tunables };
@@ -227,7 +227,7 @@ fn job_of(path: &Path, name: &str) -> Outcome<Explanation> {
     Ok(of_job(job, &tunables(&Cluster::of(path).tunables)))
 }
 
-/// A mount since its counters began, or over the next `seconds`.
+/// A mount, observed since its counters began or over the next `seconds`.
 fn mount(path: &Path, seconds: Option<f64>) -> Outcome<Explanation> {
     RealEnv::run(Duration::ZERO, |env| async move {
         let name = format!("mount {}", shown(path));

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Check every zone in the folders of stopped servers, within zones and, if the folders are those of all servers of a
-/// cluster, between them; changes nothing without --repair. Exit code 0: sound, or repaired; 1: damaged, or a repair
-/// was not wanted or left damage; 2: the folders cannot be checked.
+/// cluster, between them; changes nothing without --repair. Exit code 0: sound, or repaired; 1: damaged, and the repair
+/// was declined or left damage; 2: the folders cannot be checked.
 #[derive(Args, Debug)]
 pub struct Fsck {
     /// Folders with the zones, as given to --data, one for each server
@@ -120,7 +120,7 @@ impl Fsck {
         }
     }
 
-    /// Shows the plan, does it if that is wanted, and checks again.
+    /// Shows the plan, carries it out if the user agrees, and checks again.
     fn run_repair(&self, dirs: &[String], shown: &str) -> Outcome {
         let dirs = dirs.to_vec();
         let (yes, quiet) = (self.yes, self.json);

@@ -3,17 +3,20 @@
 //! Owns: the command line. `run` is the process that the user starts: it starts a keeper on each node, gives orders to
 //! the keepers, and runs the program. `node` is a keeper: it has the folder of the job on its node, the server and the
 //! mount there. `messages` is what both say to each other, `channel` how it gets there, `folder` what a node has of a
-//! job and how it is removed, `program` the user's program.
+//! job and how it is removed, `owner` whose that is, `processes` how a job's processes are known and ended, `program`
+//! the user's program.
 //!
 //! Invariants: a keeper ends, and takes everything of the job on its node along, when its standard input ends; so
-//! nothing of a job outlives `amphi job run`, however that ended. What is left where the keeper was killed as well is
-//! removed by `amphi job clean`, which the next job of the same user in the same place begins with.
+//! nothing of a job outlives `amphi job run`, however that ended. If the keeper was killed as well, `amphi job clean`
+//! removes what is left; the next job of the same user in the same place begins with this step.
 
 mod channel;
 mod clean;
 mod folder;
 mod messages;
 mod node;
+mod owner;
+pub mod processes;
 mod program;
 mod run;
 mod staging;
@@ -38,7 +41,7 @@ enum What {
 }
 
 impl Job {
-    /// Does it.
+    /// Executes the subcommand.
     pub fn run(self) -> Outcome {
         match self.what {
             What::Run(run) => run.run(),

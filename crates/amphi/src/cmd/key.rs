@@ -54,12 +54,12 @@ enum What {
     },
     /// Add a key to those that the cluster knows
     Add(Add),
-    /// Change what the holder of a key may do; mounts that are there go on, and are what it says from then on. What is
-    /// not named stays
+    /// Change what the holder of a key may do; mounts with this key continue, and the change applies to their next
+    /// requests. Settings that are not named stay as they are
     Set(Set),
     /// Remove a key; its sessions end at once, on all servers
     Remove {
-        /// Name, or public key: of a key that is being rotated then only that one
+        /// Name or public key; if the key is being rotated, a public key names only that one of the two
         who: String,
         #[command(flatten)]
         reach: Reach,
@@ -78,8 +78,8 @@ enum What {
         #[command(flatten)]
         reach: Reach,
     },
-    /// Say whether everybody who comes over a network needs a key of his own: with on, the cluster key alone lets
-    /// nobody in there
+    /// Say whether everybody who connects over a network needs a key of his own: with on, the cluster key alone admits
+    /// nobody there
     Require {
         /// on or off
         value: Switch,
@@ -126,7 +126,7 @@ struct Add {
     /// Users outside the ranges are refused
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     uids: Vec<IdRange>,
-    /// As --uids, for groups. Groups outside the ranges become 65534
+    /// Groups, in the same form as --uids. Groups outside the ranges become 65534
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     gids: Vec<IdRange>,
     /// Addresses from which the key may be used: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be
@@ -162,31 +162,32 @@ struct Set {
     /// same removes all ranges: the ids are the same on both sides
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     uids: Vec<Listed<IdRange>>,
-    /// As --uids, for groups
+    /// Groups, in the same form as --uids
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     gids: Vec<Listed<IdRange>>,
-    /// Addresses from which the key may be used: an address, a range, or unix; may be repeated. anywhere removes them
+    /// Addresses from which the key may be used: an address, a range, or unix; may be repeated. The word anywhere
+    /// removes the list
     #[arg(long, value_name = "RANGE|anywhere", value_parser = addresses)]
     from: Vec<Listed<AddressRange>>,
     /// Most mounts at a time; 0: no bound. Present mounts stay
     #[arg(long, value_name = "N")]
     mounts: Option<u32>,
     /// The top of the tree (amphi quota track DIR), on a mount of this machine, to which the key is restricted; none:
-    /// all of the file system. Present mounts keep their root until they are mounted again
+    /// all of the file system. Existing mounts keep their root until they are mounted again
     #[arg(long, value_name = "DIR|none")]
     subtree: Option<PathBuf>,
     #[command(flatten)]
     reach: Reach,
 }
 
-/// A member of a list, or the word for an empty one.
+/// A member of a list, or the word that stands for an empty list.
 #[derive(Clone, Copy, Debug)]
 enum Listed<T> {
     None,
     One(T),
 }
 
-/// The list that was typed, if any was.
+/// The list that the user typed, if any.
 fn listed<T: Copy>(typed: &[Listed<T>]) -> Outcome<Option<Vec<T>>> {
     let members: Vec<T> =
         typed.iter().filter_map(|t| if let Listed::One(one) = t { Some(*one) } else { None }).collect();
@@ -226,7 +227,7 @@ impl Set {
     }
 }
 
-/// The tree of which a directory is the top, in the cluster whose registry is to name it.
+/// The tree of which a directory is the top, in the cluster whose registry will name it.
 fn subtree(dir: &Path, reach: &Reach) -> Outcome<Subtree> {
     let project = tree_of(dir)?;
     let shown = std::fs::canonicalize(dir).during(|| format!("look at {}", dir.display()))?;

@@ -1,5 +1,6 @@
-//! `amphi layout`: shows and sets how the data of files is distributed over targets, whether their I/O is buffered or
-//! direct, who serves their reads, whether their blocks get checksums, and when other mounts see what is written.
+//! `amphi layout` shows and sets these settings: how the data of files is distributed over targets, whether I/O is
+//! buffered or direct, whether the kernel serves reads, whether blocks get checksums, and when other mounts see what is
+//! written.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// The attribute that says who serves reads.
+/// The attribute that says whether the kernel serves reads.
 const KERNEL_CACHE: &str = "user.amphi.kernel_cache";
 
 /// The attribute that says whether blocks get checksums.
@@ -45,7 +46,7 @@ enum Action {
         paths: Vec<PathBuf>,
     },
     /// Set layout, I/O mode, kernel cache, checksums or consistency; new files and directories in a directory inherit
-    /// them. Or give an empty directory shards, which are not inherited
+    /// them. With --shards, it gives shards to an empty directory; these are not inherited
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
         #[arg(
@@ -67,7 +68,7 @@ enum Action {
         /// Whether the kernel serves reads from its page cache while nobody has the file open for writing
         #[arg(long, value_parser = ["auto", "on", "off"])]
         kernel_cache: Option<String>,
-        /// Whether data that is written from now on gets checksums; auto: as server.checksums says
+        /// Whether data that is written from now on gets checksums; auto: server.checksums decides
         #[arg(long, value_parser = ["auto", "on", "off"])]
         checksums: Option<String>,
         /// When other mounts see a write: posix, as soon as it has returned; commit, at the latest when the writer
@@ -177,8 +178,8 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, name: &str) -> Outcome<T>
     serde_json::from_str(&text).map_err(|e| Failure::broken(format!("{}: {name}: {e}", path.display())))
 }
 
-/// The bytes of a file that would not survive a loss of power; then, once this mount has sent it, the place of the
-/// data: a line for each object that has any, and for each extent on request.
+/// Shows the bytes of the file that would not survive a loss of power. Then this mount sends these bytes, and the place
+/// of the data is shown: a line for each object that has any, and a line for each extent on request.
 fn placement(path: &Path, each: bool) -> Outcome<String> {
     // The targets inform mounts that have the file open.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -210,10 +211,10 @@ fn placement(path: &Path, each: bool) -> Outcome<String> {
     Ok(out)
 }
 
-/// Sets the layout of a path, if one is given, and each attribute that has a value: its name, the value, and which
-/// there are.
+/// Sets the layout of a path, if one is given, and each attribute that has a value. The slice has the name of each
+/// attribute, its value, and the possible values.
 fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]) -> Outcome {
-    // A check first: another file system would accept the attributes below and ignore them.
+    // This check comes first, because another file system would accept the attributes below and ignore them.
     control::read(path, "user.amphi.mode")?;
     if let Some(layout) = layout {
         set_layout(path, layout)?;
@@ -253,7 +254,7 @@ fn set_shards(path: &Path, shards: &str) -> Outcome {
 fn set_layout(path: &Path, layout: &str) -> Outcome {
     control::write(path, "user.amphi.layout", layout, |e| match e {
         Errno::BUSY => format!("{}: has data and keeps its layout; copy it to a new file instead", path.display()),
-        // The mount gives the reason, but not every caller may read it.
+        // The mount knows the reason, but not every caller may read it.
         _ => match control::read_if_any(path, "user.amphi.error") {
             Ok(Some(why)) if !why.is_empty() => format!("{}: '{layout}' is no layout: {why}", path.display()),
             _ => format!(

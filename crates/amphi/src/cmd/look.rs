@@ -1,8 +1,8 @@
 //! A sample of a mount: its counters, those of its servers and jobs, its busy files, and the state of the cluster; and
 //! a sample of a server.
 //!
-//! Owns: which attributes make a sample. Does not own: who answers for them (`attributes`), what is made of a sample
-//! (`amphi_view`).
+//! Owns: which attributes make a sample. Does not own: the answers to requests for them (`attributes`), the evaluation
+//! of a sample (`amphi_view`).
 
 use super::attributes::Attributes;
 use super::stats;
@@ -15,7 +15,8 @@ use amphi_wire::ServerInfo;
 use serde_json::json;
 use std::time::Duration;
 
-/// Looks at a mount; `at` is the time, on a clock that does not go back. Servers that do not answer are missing in it.
+/// Looks at a mount; `at` is the time, on a clock that does not go back. Servers that do not answer are missing in the
+/// sample.
 ///
 /// Errors: a mount that does not answer, or that belongs to somebody else.
 pub fn look(mount: &impl Attributes, at: Duration) -> Outcome<Snapshot> {
@@ -30,7 +31,7 @@ pub fn look(mount: &impl Attributes, at: Duration) -> Outcome<Snapshot> {
         }
     }
     let sums = match by_server.is_empty() {
-        // A mount whose program is older knows only these.
+        // A mount of an older program has only these texts.
         true => mount.attribute("user.amphi.counters.server").map(|rows| stats::servers_json(&rows).to_string()),
         false => Ok(String::new()),
     };
@@ -46,7 +47,7 @@ pub fn look(mount: &impl Attributes, at: Duration) -> Outcome<Snapshot> {
     Snapshot::read(at, texts).map_err(Failure::broken)
 }
 
-/// What a server says of itself as the same kind of sample, in which it is the only server.
+/// The report of a server about itself in the form of a sample in which it is the only server.
 pub fn look_at_server(observed: Observed) -> Outcome<Snapshot> {
     let Observed { id, mut map, status, counters } = observed;
     let numbers: Vec<String> = map.servers.iter().map(|server| format!("{:016x}", server.id)).collect();

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Print the manual: all of it, or the page of a command
 #[derive(Args, Debug)]
 pub struct Manual {
-    /// The command, such as `mount` or `layout set`; default: all of them, one behind the other
+    /// The command, such as `mount` or `layout set`; default: all commands, one after the other
     command: Vec<String>,
     /// Write a file for each command into this folder instead: amphi.1, amphi-mount.1 ... mount.fuse.amphi.8
     #[arg(long, value_name = "DIR", conflicts_with = "command")]

@@ -18,7 +18,7 @@ use std::rc::Weak;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-/// The format, as Prometheus asks for it.
+/// The content type that Prometheus requests.
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The path of the page.
 const PATH: &str = "/metrics";
@@ -28,22 +28,22 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// Print the numbers of a mount, its servers and its jobs, or of a server of this machine, in the OpenMetrics format,
 /// or serve them to Prometheus.
 ///
-/// Every mount and every server also serves them itself, at a socket of its own: --list shows where.
+/// Every mount and every server also serves its metrics at a socket: --list shows where.
 #[derive(Args, Debug)]
 pub struct Metrics {
     /// Mount point, or any file or directory there; default: the only mount here
     mount: Option<PathBuf>,
-    /// Of a server or mount of this machine, by its socket: its path, its name in --list, such as server-4711, or a
-    /// folder in which it is the only one
+    /// Metrics of a server or mount of this machine, by its socket: the path, the name in --list, such as server-4711,
+    /// or a folder with only one socket
     #[arg(long, value_name = "SOCKET", conflicts_with = "mount")]
     socket: Option<PathBuf>,
     /// List the sockets of the mounts and servers of this machine: kind, process, path
     #[arg(long, conflicts_with_all = ["mount", "socket", "listen"])]
     list: bool,
-    /// Serve the metrics at http://ADDR/metrics until the command is ended; port 0 takes a free one
+    /// Serve the metrics at http://ADDR/metrics until the command is ended; with port 0 at any free port
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
-    /// File with a token that scrapers have to send (`Authorization: Bearer`); readable by its user alone
+    /// File with a token that scrapers have to send (`Authorization: Bearer`); only its user may read it
     #[arg(long, value_name = "FILE", requires = "listen")]
     token: Option<PathBuf>,
     /// Serve an address that is not of this machine without a token
@@ -132,7 +132,7 @@ impl Site for Source {
 }
 
 fn of_mount(mount: &impl super::attributes::Attributes) -> Outcome<String> {
-    // Scrapers know the time themselves.
+    // Scrapers add the time themselves.
     Ok(metrics::text(&look(mount, Duration::ZERO)?, env!("CARGO_PKG_VERSION")))
 }
 
@@ -154,7 +154,7 @@ pub fn serve_mount(client: Client) -> Option<OwnSocket> {
     OwnSocket::serve(Owner::Mount, OfMount(client))
 }
 
-/// Where the answer to a question to the server goes; dropped without one when it fails.
+/// The receiver of a server's answer; it is dropped without an answer if the request fails.
 type Asker = SyncSender<Observed>;
 
 /// Questions to the thread that has the server.

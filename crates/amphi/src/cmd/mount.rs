@@ -1,4 +1,4 @@
-//! `amphi mount`: the client side alone.
+//! `amphi mount`: only the client side.
 
 use super::metrics;
 use super::up::Mounting;
@@ -11,11 +11,11 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Mount a cluster, in the foreground; Ctrl-C, SIGTERM, SIGHUP or umount ends it in order, a second signal, a second or
-/// more after the first, at once.
+/// Mount a cluster, in the foreground. Ctrl-C, SIGTERM, SIGHUP or umount ends it in order; a second signal at least a
+/// second after the first ends it at once.
 #[derive(Args, Debug)]
 pub struct Mount {
-    /// Address of a server: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn
+    /// Address of a server: unix:PATH or tcp:HOST:PORT; may be repeated; the addresses are tried in turn
     #[arg(long, required = true, value_name = "ADDR")]
     cluster: Vec<String>,
     /// Mount point; must exist

@@ -1,10 +1,10 @@
 //! The program that mount(8) runs for file systems of type `fuse.amphi`: `mount.fuse.amphi`.
 //!
-//! It is this binary under another name, so fstab, `mount -t fuse.amphi` and `mount -o remount` work with nothing but a
-//! link to it where mount(8) looks (`make install` makes it).
+//! It is this binary under another name, so fstab, `mount -t fuse.amphi` and `mount -o remount` need only a link to the
+//! binary where mount(8) searches (`make install` makes it).
 //!
-//! Owns: the options of an fstab line, mounting in the background, changing the flags of a mount. Does not own: what a
-//! mount is (`cmd::mount`, `cmd::up`), nor its end (`cmd::umount`).
+//! Owns: the options of an fstab line, mounting in the background, changing the flags of a mount. Does not own:
+//! mounting itself (`cmd::mount`, `cmd::up`) and unmounting (`cmd::umount`).
 //!
 //! A mount is ready when the line `ready` arrives; earlier lines of its process are passed on.
 
@@ -18,10 +18,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Names under which mount(8) looks for the helper: the type in fstab may be short, or as the mount table has it.
+/// Names under which mount(8) searches for the helper: the type in fstab may be the short one, or the one in the mount
+/// table.
 const NAMES: [&str; 2] = ["mount.fuse.amphi", "mount.amphi"];
-/// Words of an fstab line that are for mount(8), the init system or other file systems, and those that the kernel shows
-/// of a FUSE mount, which mount(8) repeats when it is mounted anew.
+/// Options of an fstab line that are for mount(8), the init system or other file systems, and options that the kernel
+/// shows for a FUSE mount, which mount(8) repeats at a remount.
 const FOR_OTHERS: [&str; 17] = [
     "defaults",
     "auto",
@@ -51,7 +52,7 @@ pub fn run_if_named() -> Option<Outcome> {
     NAMES.contains(&name.as_str()).then(|| MountHelper::parse().run())
 }
 
-/// Mount an AmphiFS in the background, as mount(8) asks for it
+/// Mount an AmphiFS in the background, in the way in which mount(8) calls its helpers
 #[derive(Parser, Debug)]
 #[command(name = "mount.fuse.amphi", version, about)]
 pub struct MountHelper {
@@ -76,7 +77,7 @@ pub struct MountHelper {
     /// Say what is done
     #[arg(short = 'v')]
     verbose: bool,
-    /// Type of the file system, as mount(8) was told
+    /// Type of the file system, as given to mount(8)
     #[arg(short = 't', value_name = "TYPE")]
     kind: Option<String>,
 }
@@ -174,7 +175,7 @@ impl MountHelper {
         let binary = std::env::current_exe().during(|| "find this program".into())?;
         let mut command = Command::new(binary);
         command.args(self.arguments(&asked)?).arg("--background").stdin(Stdio::null()).stdout(Stdio::piped());
-        // A journal that receives the messages of this process receives those of the mount later as well.
+        // A journal that receives the messages of this process will receive the messages of the mount too.
         let to_journal = asked.log.is_none() && std::env::var_os("JOURNAL_STREAM").is_some();
         match &asked.log {
             Some(path) => {
@@ -280,8 +281,8 @@ mod tests {
         vec![text.to_string()]
     }
 
-    /// Goal: the words of an fstab line go where they belong, unknown ones are refused by name unless mount(8) wants
-    /// them passed over. Method: a table.
+    /// Goal: each option of an fstab line reaches its place, and unknown options are refused by name unless mount(8)
+    /// requests that they are ignored. Method: a table.
     #[test]
     fn words_of_fstab() {
         let asked = Asked::of(
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!(of("tcp:a:1,unix:/s"), "mount --cluster tcp:a:1 --cluster unix:/s /mnt -o ro,nosuid");
     }
 
-    /// Goal: a remount changes what its words say and nothing else. Method: a table.
+    /// Goal: a remount changes what its options name and nothing else. Method: a table.
     #[test]
     fn remounts_change_what_they_name() {
         let now = flags_of("rw,nosuid,nodev,relatime");

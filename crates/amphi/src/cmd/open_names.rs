@@ -2,7 +2,7 @@
 //!
 //! Owns: finding them in `/proc`, without a request to the mount. Does not own: which files are wanted.
 //!
-//! A mount knows files by their inode numbers alone. Only processes that the caller may look into are seen.
+//! A mount knows files by their inode numbers alone. The search covers only processes whose files the caller may see.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

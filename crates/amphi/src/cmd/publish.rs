@@ -1,4 +1,4 @@
-//! `amphi publish`: a tree that many processes write appears at its name at once, durable, or not at all.
+//! `amphi publish`: a tree that many processes write appears under its name at once and durably, or not at all.
 //!
 //! Owns the words and the progress; the steps are `amphi_publish`.
 
@@ -10,10 +10,11 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Give a tree that many processes write its name at once and durably, or not at all; and go back to the one before.
+/// Give a tree that many processes write its name at once and durably, or not at all; or return to an earlier
+/// generation.
 ///
-/// TREE=$(amphi publish begin DIR --ranks 4); the ranks write into $TREE and say `amphi publish ready $TREE --rank R`;
-/// one of them says `amphi publish commit $TREE --wait 600`.
+/// TREE=$(amphi publish begin DIR --ranks 4); the ranks write into $TREE, and each calls `amphi publish ready $TREE
+/// --rank R`; one of them calls `amphi publish commit $TREE --wait 600`.
 #[derive(Args, Debug)]
 pub struct Publish {
     #[command(subcommand)]
@@ -40,7 +41,8 @@ enum Action {
         /// Files and folders of this rank, within the tree
         paths: Vec<PathBuf>,
     },
-    /// Make the whole tree stable, whoever wrote it, and give it its name in one step; interrupted, say it again
+    /// Make the whole tree stable, whoever wrote it, and give it its name in one step; if interrupted, repeat the
+    /// command
     Commit {
         /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
@@ -56,7 +58,7 @@ enum Action {
         /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
     },
-    /// Give the name back to the generation before; the same again undoes it
+    /// Give the name back to the previous generation; the same command again undoes it
     Rollback {
         /// The name
         dir: PathBuf,
@@ -69,11 +71,11 @@ enum Action {
         /// The name
         dir: PathBuf,
     },
-    /// Remove trees that were begun and left
+    /// Remove trees that were begun and then abandoned
     Clean {
         /// The name
         dir: PathBuf,
-        /// Only trees in whose folder nothing has changed for this many minutes
+        /// Only trees in which nothing, at any depth, has changed for this many minutes
         #[arg(long, default_value_t = 60, value_name = "MINUTES")]
         idle: u64,
     },

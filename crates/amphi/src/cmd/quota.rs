@@ -1,7 +1,7 @@
 //! `amphi quota`: what users, groups and trees of directories use, and how much they may use.
 //!
-//! A tree is a directory with a project of its own, which everything in it inherits. Making one of a directory that has
-//! something in it visits all of that once.
+//! A tree is a directory with a project of its own, which everything in it inherits. If the directory is not empty,
+//! making it a tree visits everything in it once.
 
 use amphi_client::Clock as _;
 use amphi_host::clock::Machine;
@@ -20,7 +20,7 @@ use std::process::Command;
 
 const QUOTA: &str = "user.amphi.quota";
 const PROJECT: &str = "user.amphi.project";
-/// How often progress is shown, inodes.
+/// The number of inodes after which progress is shown again.
 const SHOW_EVERY: u64 = 1000;
 
 /// Show and set how much users, groups and directory trees may use.
@@ -102,7 +102,7 @@ struct Who {
     mount: Option<PathBuf>,
 }
 
-/// An account as the mount shows it.
+/// An account as the mount describes it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Account {
     kind: String,
@@ -157,7 +157,7 @@ fn duration(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(wrong)
 }
 
-/// Looks up a user or group of the machine: its number by its name, or the other way.
+/// Looks up a user or group of the machine: the number by the name, or the name by the number.
 fn look_up(table: &str, key: &str) -> Option<(String, u32)> {
     let found = Command::new("getent").args([table, key]).output().ok()?;
     let line = String::from_utf8(found.stdout).ok()?;
@@ -174,7 +174,7 @@ fn number_of(table: &str, what: &str, text: &str) -> Outcome<u32> {
     look_up(table, text).map(|(_, id)| id).ok_or_else(unknown)
 }
 
-/// The name of an account, as people know it.
+/// The name of an account for output.
 fn name_of(account: &Account) -> String {
     let table = match account.kind.as_str() {
         "user" => "passwd",
@@ -203,7 +203,7 @@ fn is_top(dir: &Path, of: u32) -> Outcome<bool> {
 }
 
 fn set_limits(mount: &Path, kind: &str, id: u32, words: &str) -> Outcome {
-    // A check first: another file system would accept the attribute and ignore it.
+    // This check comes first, because another file system would accept the attribute and ignore it.
     control::read(mount, "user.amphi.mode")?;
     control::write(mount, QUOTA, &format!("{kind} {id} {words}"), |_| {
         let why = control::read_if_any(mount, "user.amphi.error").ok().flatten().filter(|why| !why.is_empty());
@@ -254,7 +254,7 @@ impl Quota {
 }
 
 impl Who {
-    /// The one account that is named. `makes`: a directory becomes a tree if it is none.
+    /// The one account that is named. `makes`: a directory that is not a tree becomes one.
     fn one(&self, makes: bool) -> Outcome<(PathBuf, &'static str, u32)> {
         if let Some(dir) = &self.tree {
             let id = match project(dir)? {
@@ -299,7 +299,7 @@ impl Who {
         let tree = project(&mount)?;
         let mut accounts = match account(&mount, "user", rustix::process::getuid().as_raw()) {
             Ok(own) => vec![own],
-            // A mount whose key is bound to a tree is told of that alone.
+            // A mount whose key is bound to a tree learns only about that tree.
             Err(_) if tree != 0 => return Ok(vec![account(&mount, "project", tree)?]),
             Err(e) => return Err(e),
         };
@@ -336,11 +336,11 @@ fn list(mount: &Path) -> Outcome<Vec<Account>> {
     }
 }
 
-/// Something below a directory, found by way of descriptors, so that nobody leads the walk elsewhere meanwhile.
+/// A file or directory below a directory, found by descriptors, so that nobody can lead the walk elsewhere meanwhile.
 struct Found<'a> {
     /// The directory through which the thing, or the directory that contains its name, is reached.
     by: &'a Path,
-    /// The name of what has no attributes of its own in that directory: a symbolic link or a special file.
+    /// The name of an entry that has no attributes of its own: a symbolic link or a special file.
     name: Option<&'a [u8]>,
     /// The path of the thing, for people.
     shown: &'a Path,
@@ -373,7 +373,7 @@ fn visit(dir: &Path, each: &mut impl FnMut(&Found) -> Outcome) -> Outcome {
     Ok(())
 }
 
-/// Puts a directory and everything below it into a project, and shows how far it has come.
+/// Puts a directory and everything below it into a project, and shows the progress.
 fn put_all(dir: &Path, id: u32) -> Outcome {
     let mut done = 0u64;
     let shows = std::io::stderr().is_terminal();
@@ -406,7 +406,7 @@ fn put(found: &Found, id: u32) -> Outcome {
 
 /// The number of the tree of which a directory is the top.
 ///
-/// Errors: it is none, with what to do.
+/// Errors: the directory is not a tree; the text says what to do.
 pub(super) fn tree_of(dir: &Path) -> Outcome<u32> {
     match project(dir)? {
         0 => Err(Failure::refused(format!(
@@ -438,7 +438,7 @@ fn make_tree(dir: &Path) -> Outcome<u32> {
     if !dir.is_dir() {
         return Err(Failure::refused(format!("{}: is no directory", dir.display())));
     }
-    // From here on the directory makes new files below it members of the project; the existing ones are changed next.
+    // From here on new files below the directory belong to the project; the existing files are changed next.
     control::write(dir, PROJECT, "new", |e| format!("{}: cannot become a tree: {e}", dir.display()))?;
     let id = project(dir)?;
     put_all(dir, id)?;

@@ -1,4 +1,4 @@
-//! The way in which commands that query servers directly connect to one.
+//! How commands connect to a server if they query servers directly.
 //!
 //! Owns: the options for addresses of servers and for the credentials, connecting to the first that answers, one
 //! request. Does not own: the requests themselves (`status`, `key`, `evict`).
@@ -19,10 +19,10 @@ use std::time::Duration;
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where servers are, and who asks.
+/// The servers, and the identity with which the command connects.
 #[derive(Args, Debug)]
 pub(super) struct Reach {
-    /// Address of a server: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn
+    /// Address of a server: unix:PATH or tcp:HOST:PORT; may be repeated; the addresses are tried in turn
     #[arg(long, required = true, value_name = "ADDR")]
     cluster: Vec<String>,
     /// File with the cluster key
@@ -35,7 +35,7 @@ pub(super) struct Reach {
     secure: LeastSecure,
 }
 
-/// Holds nothing that a server would have to be told again.
+/// Handles events of a link whose client has no state that it would have to present again.
 pub(super) struct Silent;
 
 impl LinkEvents<RealEnv> for Silent {

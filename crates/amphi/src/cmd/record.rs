@@ -3,8 +3,8 @@
 //! Owns: the file of the trace, the program, names of files that the program holds open. Does not own: the calls, which
 //! the mount keeps in memory until this program has fetched them (`client::record`), the format (`amphi_trace`).
 //!
-//! The mount writes nowhere: this process fetches blocks through an attribute of the mount and writes them with the
-//! rights of whoever started it.
+//! The mount writes no file: this process fetches blocks through an attribute of the mount and writes them with the
+//! rights of the user who started it.
 
 use amphi_client::record::{RECORD_VARIABLE, hashed};
 use amphi_host::control;
@@ -38,16 +38,16 @@ const LAST_PAUSE: Duration = Duration::from_millis(30);
 /// Most names of files that are searched for at a time.
 const NAMELESS_MAX: usize = 4096;
 
-/// Entries of the mount that are gone through for names that no call has shown.
+/// Entries of the mount that are searched for names that no call has shown.
 const WALK_MAX: usize = 50_000;
 /// Bytes of a block of names.
 const BLOCK_BYTES: usize = 1 << 16;
 
-/// Run a program and write down its calls at a mount: when, by which thread, on which file and bytes, which way they
-/// went and why, and what they waited for; no data. `amphi record -- ./app`, then `amphi record --show FILE`.
+/// Run a program and record its calls at a mount: when, by which thread, on which file and bytes, which way they went
+/// and why, and what they waited for; no data. `amphi record -- ./app`, then `amphi record --show FILE`.
 #[derive(Args, Debug)]
 pub struct Record {
-    /// Where the trace goes, a new file [default: PROGRAM.PID.trace in this folder]
+    /// The trace file, which must not exist [default: PROGRAM.PID.trace in this folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Mount point, or a file or directory of your own there; default: the only mount here
@@ -130,7 +130,7 @@ impl Record {
     }
 
     fn header(&self, path: &Path) -> Header {
-        // Arguments of a program are names, too.
+        // Arguments of a program can be names, too.
         let words = if self.hash_names { 1 } else { usize::MAX };
         let text = |file: &str| std::fs::read_to_string(file).unwrap_or_default().trim().to_string();
         Header {
@@ -235,7 +235,7 @@ struct File {
 impl File {
     /// Appends a block.
     ///
-    /// Errors: it would be too long, or cannot be written; what was begun of it is taken back.
+    /// Errors: the file would be too long, or cannot be written; the partly written block is then removed.
     fn write(&mut self, block: &[u8]) -> Outcome {
         if self.written + block.len() as u64 > TRACE_MAX {
             return Err(Failure::broken(format!("the trace has reached {}, the most it may have", size(TRACE_MAX))));
@@ -246,7 +246,7 @@ impl File {
                 Ok(n) => rest = &rest[n..],
                 Err(Errno::INTR) => {}
                 Err(e) => {
-                    // Blocks that follow could be read again.
+                    // Otherwise the blocks behind it could not be read.
                     let _ = rustix::fs::ftruncate(&self.out, self.written);
                     let _ = rustix::fs::seek(&self.out, rustix::fs::SeekFrom::Start(self.written));
                     return Err(Failure::broken(format!("cannot write {}: {e}", self.name.display())));
@@ -268,14 +268,14 @@ struct Recording {
     nameless: Nameless,
 }
 
-/// Files that were opened, and directories that were used, which have no name in the trace yet.
+/// Files that were opened, and directories that were used, and that have no name in the trace yet.
 struct Nameless {
     mount: PathBuf,
     named: BTreeSet<u64>,
     wanted: BTreeSet<u64>,
     /// Recorded processes, which may have files without a name open.
     processes: BTreeSet<u32>,
-    /// Whether `wanted` has an entry that was not searched for yet.
+    /// Whether `wanted` has an entry that has not been searched for yet.
     is_new: bool,
 }
 
@@ -296,14 +296,14 @@ impl Recording {
         Ok(Some(block))
     }
 
-    /// Fetches and writes until the program has ended. What goes wrong meanwhile ends the recording, not the program.
+    /// Fetches and writes until the program has ended. An error meanwhile ends the recording, not the program.
     #[expect(clippy::disallowed_methods, reason = "a program that waits for another one")]
     fn follow(&mut self, child: &mut Child, file: &mut File, early: &mut String) -> Outcome<ExitStatus> {
         loop {
             let ended = child.try_wait().during(|| "wait for the program".into())?;
             if early.is_empty() {
                 match self.fetch().and_then(|block| self.keep(block, file)) {
-                    // There may be further blocks at once.
+                    // Further blocks may exist already.
                     Ok(true) => {
                         if let Some(status) = ended {
                             return Ok(status);
@@ -325,7 +325,7 @@ impl Recording {
         }
     }
 
-    /// Writes a block and what it makes known. Returns whether there was one.
+    /// Writes a block and what it makes known. Returns whether there was a block.
     fn keep(&mut self, block: Option<Vec<u8>>, file: &mut File) -> Outcome<bool> {
         if let Some(block) = &block {
             file.write(block)?;
@@ -357,7 +357,7 @@ impl Recording {
 
     /// Fetches the remaining blocks after the program has ended.
     ///
-    /// Errors: a sentence about what could not be had.
+    /// Errors: a sentence about what is missing in the trace.
     #[expect(clippy::disallowed_methods, reason = "answers of calls that are just leaving the mount")]
     fn end(&mut self, file: &mut File, early: &mut String) -> Outcome {
         if !early.is_empty() {

@@ -24,7 +24,7 @@ pub struct Replay {
     /// folder]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// How much of the time between the calls of a thread is waited: 0 none, 1 all of it
+    /// Which share of the time between the calls of a thread to wait: 0 none, 1 all of it
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
     think: f64,
     /// Leave what was made
@@ -40,7 +40,7 @@ pub fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "give a number from 0 to 1".into())
 }
 
-/// Reads a trace for a replay or a check, and says what is missing in it.
+/// Reads a trace for a replay or a check, and reports what is missing in it.
 pub fn read_trace(file: &Path) -> Outcome<Trace> {
     let trace = Trace::read(open_trace(file)?);
     let trace = trace.map_err(|fault| Failure::refused(format!("{}: {fault}", file.display())))?;
@@ -55,7 +55,7 @@ pub fn read_trace(file: &Path) -> Outcome<Trace> {
     Ok(trace)
 }
 
-/// A plan with something to do.
+/// A plan that has at least one call.
 pub fn planned(file: &Path) -> Outcome<(Trace, Arc<Plan>)> {
     let trace = read_trace(file)?;
     let plan = plan(&trace);

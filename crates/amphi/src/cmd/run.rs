@@ -1,11 +1,13 @@
 //! `amphi run`: starts a program with libraries of ours between it and those of its own.
 //!
-//! Owns: which libraries a program gets and how they reach it: any program gets them in its environment; launchers of
-//! MPI programs get them as an option of theirs, so that only the ranks load them. Does not own: where the libraries
-//! lie (`process::launch`).
+//! Owns: the choice of the libraries that a program gets, and the way in which it gets them. Most programs get them by
+//! their environment; launchers of MPI programs get them by an option, so that only the ranks load them. Does not own:
+//! where the libraries lie (`process::launch`).
 
 use amphi_host::failure::{Failure, Outcome};
-use amphi_process::launch::{Mpi, ask, find_preload, find_shim, is_launcher, launcher_options, preload_list};
+use amphi_process::launch::{
+    HYBRID, Mpi, ask, find_preload, find_shim, hybrid_folders, is_launcher, launcher_options, preload_list,
+};
 use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -13,7 +15,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// Run a program that reads cached files without calls of the kernel: `amphi run -- ./app`. With --mpiio also with the
-/// cooperative cache below its MPI-IO: `amphi run --mpiio -- mpirun -n 64 ./app`.
+/// cooperative cache below its MPI-IO: `amphi run --mpiio -- mpirun -n 64 ./app`. With --hybrid its large reads and
+/// writes below folders of other file systems bypass the kernel's page cache: `amphi run --hybrid /scratch -- ./app`.
 #[derive(Args, Debug)]
 pub struct Run {
     /// Put the cache of docs/MPIIO.md below the program's MPI_File_* functions; hints:
@@ -28,6 +31,10 @@ pub struct Run {
     /// install)
     #[arg(long, value_name = "DIR", requires = "mpiio")]
     shims: Option<PathBuf>,
+    /// Folders of a local disk, NFS or Lustre: writes from 2 MiB and reads from 8 MiB on of files below them go direct
+    /// (O_DIRECT); the same as AMPHI_HYBRID=DIR:DIR. AMPHI_IO_MODE=direct lets all requests from 4 KiB on go direct
+    #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
+    hybrid: Vec<PathBuf>,
     /// The command, best behind --
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -50,13 +57,17 @@ impl Run {
         let library = match find_preload() {
             Ok(library) => Some(library),
             // Programs with the MPI-IO cache do not need the library.
-            Err(_) if self.mpiio => None,
+            Err(_) if self.mpiio && self.hybrid.is_empty() => None,
             Err(missing) => return Err(missing),
         };
         let preload = preload_list(shim.as_deref(), there.as_deref(), library.as_deref());
         let mut command = Command::new(program);
+        let hybrid = (!self.hybrid.is_empty()).then_some(HYBRID);
+        if hybrid.is_some() {
+            command.env(HYBRID, hybrid_folders(&self.hybrid)?);
+        }
         match launcher {
-            Some(launcher) => command.args(launcher_options(launcher, &preload)),
+            Some(launcher) => command.args(launcher_options(launcher, &preload, hybrid)),
             None => command.env("LD_PRELOAD", &preload),
         };
         let error = command.args(&self.command[1..]).exec();

@@ -1,4 +1,4 @@
-//! `amphi server`: the storage side alone.
+//! `amphi server`: only the storage side.
 
 use super::metrics;
 use crate::config_file::{ConfigFile, EXAMPLE};
@@ -26,13 +26,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// How long a server that is asked to stop while it starts may take before it ends as it is.
+/// How long a server may take to stop if it gets the request while it starts; then it ends at once.
 const STARTING: Duration = Duration::from_secs(2);
 
-/// Serve the zones of a folder: alone, as the master of a cluster, or as a part of one.
+/// Serve the zones of a folder: as the only server, as the master of a cluster, or as another server of one.
 #[derive(Args, Debug)]
 pub struct Server {
-    /// Configuration file; options win over it
+    /// Configuration file; options take precedence over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print a configuration file with every field explained
@@ -44,8 +44,8 @@ pub struct Server {
     /// Folder with the zones
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Make the folder, if need be, and zones in it: for the first start of a server. Without it a folder without zones
-    /// is refused: its disk may not be mounted
+    /// Make the folder, if need be, and zones in it: for the first start of a server. Without this option a folder
+    /// without zones is refused, because its disk may not be mounted
     #[arg(long)]
     format: bool,
     /// Number of targets; fixed at the first start [default there: 4]
@@ -57,7 +57,7 @@ pub struct Server {
     /// Size of each zone's log at the first start [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     log_size: Option<u64>,
-    /// Address to listen on: unix:PATH or tcp:HOST:PORT, of TCP also with the level of --secure behind it, as
+    /// Address to listen on: unix:PATH or tcp:HOST:PORT; a TCP address may have a level as in --secure behind it, as
     /// tcp:HOST:PORT,secure=tls; may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
@@ -71,22 +71,23 @@ pub struct Server {
     /// Address that clients and other servers are told; may be repeated [default: those of --listen]
     #[arg(long, value_name = "ADDR")]
     advertise: Vec<String>,
-    /// Server of the cluster to be part of; may be repeated, they are tried in turn. Without, this is the master
+    /// Server of the cluster to join; may be repeated; the servers are tried in turn. Without this option the server is
+    /// the master
     #[arg(long, value_name = "ADDR")]
     join: Vec<String>,
     /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that the first server
     /// makes, cluster.key in its data folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// File with this server's own key pair (amphi key make): clients with keys come in, and other servers know it by
-    /// that
+    /// File with this server's own key pair (amphi key make): clients with keys are admitted, and other servers
+    /// identify this server by it
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
-    /// Folder of the audit log: who came in, who did not, who changed keys and tunables [default with --identity:
-    /// audit in the data folder; otherwise none]
+    /// Folder of the audit log, which says who was admitted, who was refused, and who changed keys and tunables
+    /// [default with --identity: audit in the data folder; otherwise none]
     #[arg(long, value_name = "DIR")]
     audit: Option<PathBuf>,
-    /// While the audit log cannot be written: go on, or let nobody new in and change no keys [default: go-on]
+    /// What to do while the audit log cannot be written: go on, or admit nobody new and change no keys [default: go-on]
     #[arg(long, value_name = "WHAT")]
     audit_full: Option<WhenFull>,
     /// Worker threads; targets are spread over them [default: half of the cores that the process may use, at least 1,
@@ -100,11 +101,11 @@ pub struct Server {
     /// Whether the zones lie on rotating disks; auto looks at their devices [default: auto]
     #[arg(long, value_name = "WHETHER")]
     rotational: Option<Rotational>,
-    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as
-    /// themselves alone [default: 0600]
+    /// Permission bits of Unix sockets to listen on: who may connect. Users other than root and the user of the server
+    /// act there only as themselves [default: 0600]
     #[arg(long, value_name = "MODE", value_parser = socket_mode)]
     socket_mode: Option<u32>,
-    /// End when this process, which must be the parent, does
+    /// End when this process ends, which must be the parent
     #[arg(long, hide = true, value_name = "PID")]
     with_parent: Option<i32>,
 }
@@ -214,7 +215,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
             })
         })
     });
-    // Up, ended, or asked to stop.
+    // The server serves, has ended, or was asked to stop.
     stop.wait();
     let addrs = match is_up.try_recv() {
         Ok(addrs) => Some(addrs),
@@ -294,7 +295,7 @@ mod tests {
 
     /// Goal: a worker that panics while others go on ends the process with an error, and the next one serves the
     /// folder. Method: the second of two workers panics while it starts, in a server and in a server with a client;
-    /// processes of this test's program play them.
+    /// processes of this test's program act as these servers.
     #[test]
     fn a_panic_while_it_starts_ends_a_server() {
         if let Ok(part) = std::env::var(PART) {

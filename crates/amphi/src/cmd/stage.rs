@@ -1,4 +1,4 @@
-//! `amphi stage`: copies a file or a tree so that the copy appears whole or not at all.
+//! `amphi stage`: copies a file or a tree so that the copy appears as a whole or not at all.
 //!
 //! Owns the words and the progress on a terminal; the copying is `amphi_stage`. The last object of `--json` has the
 //! schema `amphi.stage/1`, docs/OPERATIONS.md §Stage.
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// complete; 1: it is not, and what was copied is kept for the next try; 2: refused, nothing was changed.
 #[derive(Args, Debug)]
 pub struct Stage {
-    /// File or directory to copy, then the name of the copy, whose folder has to exist (with --clean alone: only that)
+    /// File or directory to copy, then the name of the copy, whose folder has to exist (with --clean only that name)
     #[arg(required = true, num_args = 1..=2, value_names = ["SOURCE", "TARGET"])]
     paths: Vec<PathBuf>,
     /// Threads that copy; default: two for each core, 4 to 16
@@ -31,16 +31,16 @@ pub struct Stage {
     /// Bring an existing target up to date: copy what differs in size, time of modification or kind
     #[arg(long)]
     update: bool,
-    /// Remove from an updated target what the source does not have
+    /// Remove from an updated target what the source does not have; nothing if anything of the source failed
     #[arg(long, requires = "update")]
     delete: bool,
-    /// What happens if owners, modes, attributes or special files cannot be kept
+    /// What to do if owners, modes, attributes or special files cannot be preserved
     #[arg(long, value_enum, default_value_t = Kept::All)]
     keep: Kept,
     /// Do not read the target back
     #[arg(long)]
     no_verify: bool,
-    /// Remove first what unfinished stages left beside the target, also this one's
+    /// First remove what unfinished stages left beside the target, those of this stage included
     #[arg(long)]
     clean: bool,
     /// Print JSON at the end
@@ -51,9 +51,9 @@ pub struct Stage {
 /// The attributes that have to be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kept {
-    /// All of them, or the stage fails
+    /// Preserve all of them, or fail
     All,
-    /// Those that the destination can store; the others are listed
+    /// Preserve those that the destination can store, and list the others
     Possible,
 }
 
@@ -117,7 +117,7 @@ impl Stage {
         }
     }
 
-    /// Why there is no complete target, and what to do.
+    /// Says why there is no complete target, and what to do.
     fn incomplete(&self, options: &Options, progress: &Progress) -> Failure {
         let target = amphi_stage::show(&options.target);
         let state = if self.update { "is not up to date in all" } else { "was not made" };
@@ -163,7 +163,7 @@ fn watched(options: &Options, progress: &Progress) -> Result<Manifest, Error> {
     })
 }
 
-/// Shows how far it is; each phase has a bar of its own, so that rate and time left are those of the phase.
+/// Shows the progress; each phase has its own bar, so that rate and time left refer to the phase.
 fn draw(bar: &ProgressBar, progress: &Progress, last: &mut Option<Phase>) {
     let phase = progress.phase();
     if last.replace(phase) != Some(phase) {

@@ -18,10 +18,11 @@ pub struct Stats {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// By job: what the environment of the process that opened a file names (`--job-env` of the mount)
+    /// Counters by job: the job is named by the environment of the process that opened a file (`--job-env` of the
+    /// mount)
     #[arg(long)]
     jobs: bool,
-    /// What the servers have counted: requests, and sizes and times of the disk's
+    /// The counters of the servers: requests, and sizes and times of disk requests
     #[arg(long, conflicts_with_all = ["jobs", "reset"])]
     servers: bool,
     /// Start all counters of the mount and of its jobs again from zero after printing
@@ -76,7 +77,7 @@ pub fn jobs(path: &Path) -> Outcome<Vec<Value>> {
     jobs_of(&path)
 }
 
-/// All jobs, read in several parts, because an attribute can hold only some of them.
+/// All jobs, read in several parts, because an attribute can contain only some of them.
 pub fn jobs_of(mount: &impl Attributes) -> Outcome<Vec<Value>> {
     let mut all: Vec<Value> = Vec::new();
     loop {
@@ -163,7 +164,8 @@ fn write_back(text: &str) -> String {
     )
 }
 
-/// How many of the reads that could be served from the servers' memory were; nothing if there were none.
+/// How many of the reads that could have been served from the servers' memory were served from there; nothing if there
+/// were no such reads.
 fn read_cache(text: &str) -> String {
     let rows: BTreeMap<&str, u64> = rows(text).collect();
     let of = |name: &str| rows.get(name).copied().unwrap_or(0);
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
 
     /// Goal: what people see of the servers' counters: those that have counted, and tables of their distributions.
-    /// Method: some rows by hand.
+    /// Method: some rows with given numbers.
     #[test]
     fn servers_are_shown() {
         let text = "evictions 0\nrequest_read 7\nhistogram_disk_bytes_read_to_4096 3\n\

@@ -31,7 +31,8 @@ const OTHERS: Duration = Duration::from_secs(2);
 pub struct Status {
     /// Mount point, or any file or directory there; default: the only mount here
     mount: Option<PathBuf>,
-    /// Ask a server directly, any of the cluster: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn
+    /// Ask any server of the cluster directly: unix:PATH or tcp:HOST:PORT; may be repeated; the addresses are tried in
+    /// turn
     #[arg(long, value_name = "ADDR", conflicts_with = "mount")]
     cluster: Vec<String>,
     /// File with the cluster key
@@ -81,8 +82,8 @@ impl Status {
 
 /// The status that the mount of `path` gives.
 ///
-/// The kernel may ask the mount who may read `path` first, and the mount its servers. Where none of these can be
-/// reached that ends with `transport.give_up_s` only, so it is not waited for.
+/// The kernel may first ask the mount who may read `path`, and the mount may ask its servers. If none of these can be
+/// reached, this ends only after `transport.give_up_s`, so the command does not wait for it.
 pub fn of_mount(path: PathBuf) -> Outcome<String> {
     let (answer, answered) = mpsc::channel();
     let asked = path.clone();
@@ -263,8 +264,8 @@ mod tests {
         ServerInfo { id, name: name.into(), addrs: vec![format!("tcp:{name}:1")], targets }
     }
 
-    /// Goal: a server that is down is shown as such, with its targets; what the map and the answers say is valid JSON
-    /// and all of it is shown. Method: a made-up cluster of two servers, one of which does not answer.
+    /// Goal: a server that is down is shown as such, with its targets; everything in the map and the answers is shown,
+    /// and the output is valid JSON. Method: a made-up cluster of two servers, one of which does not answer.
     #[test]
     fn a_server_that_is_down_is_shown() {
         let map =

@@ -20,13 +20,13 @@ use std::time::Duration;
 
 /// Shortest time between two samples, seconds: each sample asks every server.
 const INTERVAL_MIN: f64 = 0.1;
-/// Where the page is served unless something else is said: at any free port, for this machine alone.
+/// Default address of the page: any free port, reachable from this machine only.
 const WEB_DEFAULT: &str = "127.0.0.1:0";
 
 /// Show what a mount is doing, live: rates, which way requests go and why, cache, servers, jobs, and what stands out.
 ///
-/// Keys: 1 to 5 or Tab for the screens, q to leave. Without a terminal it prints one screen after the other. With --web
-/// it serves a page with graphs, at an address that it prints.
+/// Keys: 1 to 5 or Tab for the screens, q to leave. If standard output is no terminal, it prints one screen after the
+/// other. With --web it serves a page with graphs, at an address that it prints.
 #[derive(Args, Debug)]
 pub struct Top {
     /// Mount point, or any file or directory there; default: the only mount here
@@ -43,7 +43,7 @@ pub struct Top {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// Serve a page with live graphs, and print its address; port 0 takes a free one
+    /// Serve a page with live graphs, and print its address; port 0 chooses a free port
     #[arg(
         long,
         value_name = "ADDR",
@@ -127,7 +127,7 @@ fn asked(event: &Event, shown: Screen) -> Asked {
     }
 }
 
-/// The terminal, until a key ends it.
+/// Shows the screens in the terminal until a key ends it.
 fn live(path: &Path, interval: Duration) -> Outcome {
     RealEnv::run(Duration::ZERO, |env| async move {
         let name = name_of(path);

@@ -31,11 +31,11 @@ pub struct Set {
     mount: Option<PathBuf>,
 }
 
-/// Tunables as a mount shows them.
+/// Tunables as a mount reports them.
 struct Shown {
-    /// Assignment and help of each.
+    /// The assignment and the help text of each tunable.
     rows: Vec<(String, String)>,
-    /// Which servers have other values, or do not say; what is learnt.
+    /// Which servers have other values or do not answer, and which values are learnt.
     notes: Vec<String>,
 }
 

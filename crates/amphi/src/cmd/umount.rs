@@ -1,7 +1,8 @@
 //! `amphi umount`: ends a mount and waits for the process behind it.
 //!
-//! umount(2) of a FUSE mount returns before its process has written everything back, and umount(8) waits for nothing
-//! else: a machine that is switched off right behind it, or a container that ends with it, would lose bytes.
+//! umount(2) of a FUSE mount returns before the process of the mount has written everything back, and umount(8) waits
+//! for nothing else. A machine that is switched off directly afterwards, or a container that ends with the command,
+//! would lose bytes.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -16,8 +17,8 @@ use std::process::Command;
 /// How long everything may take to be written back, seconds.
 const WRITE_BACK_S: i64 = 600;
 
-/// Unmount, and wait until everything that was written on the mount is with the servers; the mount's own exit code says
-/// whether all of it was.
+/// Unmount, and wait until the servers have everything that was written on the mount; the mount's own exit code says
+/// whether they have all of it.
 #[derive(Args, Debug)]
 pub struct Umount {
     /// Mount point; default: the only mount here
@@ -61,7 +62,7 @@ fn process_of(mount: &Path) -> Outcome<std::os::fd::OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).during(|| format!("watch process {text}; --force unmounts without"))
 }
 
-/// Takes the mount away: root by the system call, others by the program that mounted it for them.
+/// Unmounts: root by the system call, other users by the program that mounted it for them.
 fn detach(mount: &Path, force: bool) -> Result<(), Errno> {
     if rustix::process::geteuid().is_root() {
         return rustix::mount::unmount(mount, if force { UnmountFlags::DETACH } else { UnmountFlags::empty() });

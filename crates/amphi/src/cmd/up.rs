@@ -32,10 +32,10 @@ pub struct Mounting {
     /// Set a tunable at the start, of this mount or (server.*) of all servers; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Variables of a program's environment that name its job, the first that is set counts; '' for none
+    /// Variables of a program's environment that name its job; the first that is set counts; '' for none
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values = JOB_VARIABLES)]
     pub job_env: Vec<String>,
-    /// Only the user who mounts may use the mount (root's mounts are open to all by default)
+    /// Only the user who mounts may use the mount (mounts by root are open to all users by default)
     #[arg(long)]
     pub private: bool,
     /// Options as mount(8) has them; the last of two opposites counts
@@ -47,7 +47,7 @@ pub struct Mounting {
     /// As soon as the file system is mounted, start a process session of its own (`setsid`); used by mount(8)
     #[arg(long, hide = true)]
     pub background: bool,
-    /// End when this process, which must be the parent, does
+    /// End when this process ends, which must be the parent
     #[arg(long, hide = true, value_name = "PID")]
     pub with_parent: Option<i32>,
 }
@@ -72,15 +72,15 @@ impl Mounting {
         Ok(config)
     }
 
-    /// Makes this process end in order when its parent ends, if that is wanted.
+    /// Makes this process end in order when its parent ends, if the option is set.
     pub fn watch_parent(&self) -> Outcome {
         self.with_parent.map_or(Ok(()), members::end_with)
     }
 
     /// Reports that the mount is ready, to a process that waits for it.
     pub fn say_ready(&self, dir: &std::path::Path) {
-        // The process makes a session of its own only now: an automount lets the processes in the process group of the
-        // one that began the mount pass, and makes everybody else wait for it.
+        // The process begins a session of its own only now. An automount lets only the processes in the process group
+        // that began the mount pass, and makes all others wait for it.
         if self.background {
             let _ = rustix::process::setsid();
         }
@@ -100,8 +100,8 @@ impl Mounting {
     }
 }
 
-/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C, SIGTERM or
-/// SIGHUP ends it in order, a second signal, a second or more after the first, at once.
+/// Start a cluster on this machine and mount it, in one process unless --servers asks for more. Ctrl-C, SIGTERM or
+/// SIGHUP ends it in order; a second signal at least a second after the first ends it at once.
 #[derive(Args, Debug)]
 pub struct Up {
     #[command(flatten)]
@@ -109,8 +109,8 @@ pub struct Up {
     /// Mount point; must exist
     #[arg(long, value_name = "DIR")]
     mount: PathBuf,
-    /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT,
-    /// of TCP also with the level of --secure behind it, as tcp:HOST:PORT,secure=tls; may be repeated
+    /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT; a
+    /// TCP address may have a level as in --secure behind it, as tcp:HOST:PORT,secure=tls; may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
     /// How connections over TCP are protected: off, mac (each message is signed) or tls (all is encrypted) [default:
@@ -121,8 +121,8 @@ pub struct Up {
     /// in the data folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Servers: the first in this process, each further one in a process and a folder of its own, with as many targets;
-    /// a cluster can grow but not shrink [default: those that there are, or 1]
+    /// Number of servers: the first is in this process; each further one is a process with a folder of its own and as
+    /// many targets. A cluster can grow but not shrink [default: the existing servers, or 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u16>,
     /// Whether a worker keeps its core and who waits for it uses others, while most requests wait for workers and for
@@ -136,7 +136,7 @@ pub struct Up {
 /// Which cores the threads of an embedded cluster use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Placement {
-    /// Workers use other cores than the readers that wait for them
+    /// Workers use other cores than the reader threads that wait for them
     Apart,
     /// All threads use the cores that the scheduler chooses
     Free,
@@ -153,7 +153,7 @@ impl Up {
             config.data_dir = Storage { data: first, ..self.storage.clone() }.config()?.data_dir;
         }
         if !config.workers_wanted {
-            // The mount of this process reaches worker 0 alone without another hop, and is often the only one.
+            // The mount of this process reaches only worker 0 without another hop, and is often the only mount.
             config.workers = 1;
         }
         let known = KnownFolders::here();
@@ -204,7 +204,7 @@ impl Up {
         ended
     }
 
-    /// Whether the first server makes zones if it has none.
+    /// Whether the first server makes zones if its folder has none.
     ///
     /// Errors: zones are missing although the folder was in use, or zones exist although new ones are requested.
     fn new_zones(&self, site: &Site, known: &KnownFolders) -> Outcome<NewZones> {

@@ -13,14 +13,15 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// Find calls of different processes on the same bytes, one of them a write, with nothing between them that orders
-/// them. They are candidates, no errors: barriers and messages of a program are not in a trace.
+/// Find pairs of calls by different processes on the same bytes, at least one of them a write, with nothing between
+/// them that orders them. These pairs are candidates, not errors: barriers and messages of a program are not in a
+/// trace.
 #[derive(Args, Debug)]
 pub struct Verify {
     /// Traces of amphi record, of mounts of one cluster
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// What has to be between two calls
+    /// What has to come between two calls
     #[arg(long, value_enum, default_value_t = Wanted::Posix)]
     model: Wanted,
     /// How far the clocks of two nodes may be apart, milliseconds
@@ -31,14 +32,14 @@ pub struct Verify {
     json: bool,
 }
 
-/// What has to be between two calls.
+/// What has to come between two calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Wanted {
     /// The first has ended before the second begins
     Posix,
-    /// And the writer has synced or closed the file in between
+    /// The writer has also synced or closed the file in between
     Commit,
-    /// And the writer has closed the file, and the other process has opened it after that
+    /// The writer has also closed the file, and the other process has opened it after that
     Session,
 }
 

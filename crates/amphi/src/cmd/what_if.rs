@@ -1,10 +1,11 @@
-//! `amphi what-if`: replays a trace with the present settings and with others, in turns, in clusters of its own.
+//! `amphi what-if`: replays a trace alternately with the recorded and with changed settings, in clusters that it starts
+//! for this.
 //!
-//! Owns: these clusters (this program again, in a scratch folder), the turns, the verdict, what is printed (schema
-//! `amphi.what-if/1`). Does not own: the replay (`amphi_replay`).
+//! Owns: these clusters (this program again, in a scratch folder), the order of the replays, the verdict, and the
+//! output (schema `amphi.what-if/1`). Does not own: the replay (`amphi_replay`).
 //!
-//! Each turn has a new cluster, so that none is influenced by the caches and zones of the previous one. If files have
-//! to be there before, the cluster is started again when they are made: a job begins with what lies on disks. The
+//! Each replay has a new cluster, so that no replay is influenced by the caches and zones of the previous one. If files
+//! have to be there before, the cluster is started again when they are made: a job begins with what lies on disks. The
 //! settings of a trace are those that its mount had where they were not the defaults.
 
 use super::replay::{planned, share};
@@ -21,29 +22,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// Room that a cluster has at least, bytes, in addition to twice what the trace reads and writes.
+/// Least space of a cluster, bytes, in addition to twice what the trace reads and writes.
 const ROOM_BYTES: u64 = 1 << 30;
 /// Least size of a zone.
 const ZONE_BYTES: u64 = 256 << 20;
-/// Fewer rounds show nothing but gross differences.
+/// Default number of rounds; fewer rounds show only large differences.
 const ROUNDS: u16 = 4;
 
-/// Replay a trace with the settings that it was recorded with and with others, in turns (A B A B), each in a new
-/// cluster of its own on this machine, and say whether it makes a difference.
+/// Replay a trace alternately with the settings that it was recorded with and with others (A B A B), each in a new
+/// cluster on this machine, and say whether there is a difference.
 #[derive(Args, Debug)]
 pub struct WhatIf {
     /// A trace of amphi record
     trace: PathBuf,
-    /// What shall be different: a tunable; may be repeated
+    /// A tunable to change; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<String>,
-    /// What shall be different: how files lie, as amphi layout set has it
+    /// A layout to set for the files, in the form of amphi layout set
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<String>,
     /// Rounds, each of one replay with and one without
     #[arg(long, default_value_t = ROUNDS, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
-    /// How much of the time between the calls of a thread is waited: 0 none, 1 all of it
+    /// Which share of the time between the calls of a thread to wait: 0 none, 1 all of it
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     think: f64,
     /// Targets of the clusters
@@ -163,11 +164,11 @@ impl WhatIf {
 /// The result of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Verdict {
-    /// Median of the ratios of the rounds: with the change over without.
+    /// Median of the rounds' ratios: time with the change over time without it.
     ratio: f64,
     least: f64,
     most: f64,
-    /// All times of one side are below all times of the other.
+    /// Whether all times of one side are below all times of the other.
     apart: bool,
 }
 

@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-/// A user whom lists name, one in a group that they name, and one whom they do not.
+/// Users: one whom the lists name, one in a group that they name, and one whom they do not name.
 const NAMED: u32 = 1500;
 const IN_GROUP: u32 = 1501;
 const GROUP: u32 = 2500;
@@ -39,8 +39,8 @@ fn done(dir: &Path, script: &str) -> String {
     said.strip_suffix("[0]").map(str::to_string).unwrap_or_else(|| panic!("{script}: {said}"))
 }
 
-/// Sets up a shared project, and what each step says. Extents and their flag are affairs of the machine's own file
-/// system.
+/// The commands that set up a shared project, with the output of each. Extents and their flag are affairs of the
+/// machine's own file system.
 const PROJECT: &[(u32, u32, &str)] = &[
     (0, 0, "mkdir -p proj; chmod 750 proj; setfacl -m u:1500:rwx,g:2500:r-x proj; getfacl -p proj"),
     (0, 0, "setfacl -d -m u:1500:rwx,g:2500:r-x,o::- proj; getfacl -p proj; stat -c %a proj"),
@@ -97,8 +97,8 @@ fn a_shared_project_in_shards_is_as_on_linux() {
     });
 }
 
-/// Executes the commands of `PROJECT` on the machine's own file system and on a mount, which `prepare` may give the
-/// directory of the project, and compares what they say.
+/// Executes the commands of `PROJECT` on the machine's own file system and on a mount, on which `prepare` may change
+/// the project's directory first, and compares the outputs.
 fn compare_projects(prepare: &dyn Fn(&Path)) {
     if !getuid().is_root() {
         return;
@@ -148,7 +148,7 @@ fn lists_hold_across_mounts() {
             assert_eq!(reads(own, n), refused(n), "the mask is empty");
             done(own, &format!("chmod 640 d{n}/f"));
             assert_eq!(reads(other, n), granted(n), "the user's entry was kept");
-            // The directory alone, whose files the kernel knows by now.
+            // Only the directory, whose files the kernel knows by now.
             done(other, &format!("setfacl -x u:1500 d{n}"));
             assert_eq!((reads(own, n), reads(other, n)), (refused(n), refused(n)));
             done(own, &format!("setfacl -b d{n} d{n}/f; chmod 600 d{n}/f"));
@@ -182,7 +182,7 @@ fn a_mount_without_lists() {
     fs::set_permissions(pair.place.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
     let plain = pair.place.mount_at("plain", &["-o", "noacl"]);
     let dir = pair.place.path("plain");
-    // The group is given more than the user, who is in it: the bits alone would let him read.
+    // The group gets more rights than the user, who is in it: by the mode bits alone he could read.
     done(&pair.a, "echo x > f; chgrp 2500 f; chmod 640 f; setfacl -m u:1501:- f");
     for mount in [&pair.a, &pair.b, &dir] {
         assert_eq!(shell(mount, IN_GROUP, GROUP, "cat f"), "cat: f: Permission denied\n[1]");

@@ -129,7 +129,7 @@ impl Queue {
         (Ok(taken as usize), results)
     }
 
-    /// As `run`, but each request has to transfer all its bytes.
+    /// Like `run`, but each request has to transfer all its bytes.
     pub fn run_whole(&self, requests: &[Request<'_>], what: &str) {
         let (taken, results) = self.run(requests);
         assert_eq!(taken.expect("io_submit"), requests.len(), "{what}");
@@ -177,8 +177,8 @@ impl Pieces {
 
 /// Goal: many requests that are submitted in one call, aligned and not, by open files of either kind, have the same
 /// effect as `pwrite` and `pread`. A flush after them is executed, and reads over the end are short. Method: concurrent
-/// writes are compared. Then all bytes are read at once, while the other kind of open file changes the whole range in
-/// between.
+/// writes are compared. Then all bytes are read at once, while the whole range is changed meanwhile through the other
+/// kind of open file.
 #[test]
 fn requests_side_by_side_move_the_right_bytes() {
     let (place, up) = striped();
@@ -236,8 +236,8 @@ fn requests_side_by_side_move_the_right_bytes() {
 }
 
 /// Goal: a file copied by asynchronous direct requests while a thread copies the same file through the cache is right
-/// all the time and in the end (sanity 398p, 398q). Method: both write the same bytes, in steps of different sizes,
-/// again and again. A reader finds zeros or those bytes.
+/// all the time and in the end (sanity 398p, 398q). Method: both repeatedly write the same bytes, in steps of different
+/// sizes. A reader finds zeros or those bytes.
 #[test]
 fn asynchronous_beside_buffered() {
     const LEN: usize = 3 << 20;
@@ -322,10 +322,10 @@ fn a_bad_request_fails_alone() {
     place.fsck();
 }
 
-/// Goal: of many small reads at a time each gets the bytes of its place, once, while the threads that serve them serve
-/// other calls as well, some of which wait. Method: two deep queues read blocks at random, and each block is compared.
-/// Until all reads are done, names are made and removed, and another file is written and flushed. A read without an
-/// answer would never end.
+/// Goal: of many small reads at a time, each gets the bytes of its own place, once, while the threads that serve them
+/// also serve other calls, some of which wait. Method: two deep queues read blocks at random, and each block is
+/// compared. Meanwhile names are made and removed, and another file is written and flushed, until all reads are done. A
+/// read without an answer would never end.
 #[test]
 fn deep_queues_beside_other_calls() {
     const BLOCKS: usize = 1024;
@@ -343,7 +343,7 @@ fn deep_queues_beside_other_calls() {
                 let mut memory: Vec<amphi_env::Buf> = (0..DEPTH).map(|_| amphi_env::Buf::zeroed(PAGE)).collect();
                 let mut next = reader;
                 for round in 0..ROUNDS {
-                    // All residues of a power of two come in turn.
+                    // Every residue of a power of two occurs once.
                     let blocks: Vec<usize> = (0..DEPTH)
                         .map(|_| {
                             next = (next * 1_103_515_245 + 12_345) % (BLOCKS << 8);

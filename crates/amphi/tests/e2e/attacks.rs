@@ -60,7 +60,7 @@ impl Cluster {
         format!("unix:{}", self.place.text("s0.sock"))
     }
 
-    /// A command of whoever has the cluster key, on the first server's machine.
+    /// A command of a user who has the cluster key, on the first server's machine.
     fn administers(&self, args: &[&str]) {
         let (unix, key) = (self.unix(), self.place.text("key"));
         let out = self.network.run(0, &[args, &["--cluster", &unix, "--key", &key]].concat());
@@ -155,9 +155,9 @@ fn work(dir: &Path, n: u64) {
 }
 
 /// Goal: a machine between a mount and its server flips, drops, repeats, reorders and cuts data in both directions, or
-/// reports another level than the server's. This ends connections and changes nothing. The mount, which is bound to a
-/// tree, continues as root and as two users. Method: a relay in a network namespace of its own. The written files are
-/// compared on a mount of another machine.
+/// reports another level than the server's. Such a change ends connections and has no other effect. The mount, which is
+/// bound to a tree, continues as root and as two users. Method: a relay in a network namespace of its own. The written
+/// files are compared on a mount of another machine.
 #[test]
 fn attacks_from_a_machine_between() {
     for level in ["mac", "tls"] {
@@ -270,7 +270,7 @@ fn attacks_with_keys_between_machines() {
         let out = cluster.network.run(3, &late);
         !out.status.success() && text(&out).contains("is not one of this cluster's")
     });
-    // Until it had heard, it let through what came there; from then on nothing.
+    // Until the server learnt of the removal it executed requests of this mount; from then on it executes none.
     for n in 0..12 {
         assert!(fs::write(at.join(format!("d{n}/h")), b"x").is_err() && !base.join(format!("d{n}/h")).exists(), "d{n}");
     }

@@ -4,8 +4,8 @@ use crate::harness::{Daemon, Place, amphi, eventually, is_mounted, run};
 use std::fs;
 use std::process::{Output, Stdio};
 
-/// Runs `amphi args`. The command has to exit with code 2, and `text` has to occur in a single line of errors that
-/// names nothing twice.
+/// Runs `amphi args`. The command has to exit with code 2. `text` has to occur in exactly one line of errors, and this
+/// line names nothing twice.
 pub fn refused(args: &[&str], text: &str) {
     said(args, &run(args), text);
 }
@@ -214,7 +214,7 @@ fn damaged_zones_are_refused() {
     up.stop();
 }
 
-/// The number of this many bytes at a place of docs/DISK_FORMAT.md.
+/// The number of this many bytes at a place given by docs/DISK_FORMAT.md.
 fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
@@ -279,7 +279,7 @@ fn other_versions_and_damaged_metadata_are_refused() {
     let segment = number(&s, 72, 8) + number(&s, 160 + 24, 4) * 65_536;
     let newer = of_version(&s, number(&s, 8, 4) as u32 + 1);
     assert!(of_version(&s, number(&s, 8, 4) as u32) == s, "a sealed superblock");
-    // In two neighbouring blocks: one alone would be rebuilt.
+    // The damage is in two neighbouring blocks, because one alone would be rebuilt.
     let flipped = |at: u64| {
         let mut bytes = vec![0; 4097];
         f.read_exact_at(&mut bytes, at).expect("read");

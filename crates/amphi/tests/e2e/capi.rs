@@ -38,7 +38,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// Compiles a program, with the shared library or, `statically`, with the other one.
+/// Compiles a program with the shared library, or with the static one if `statically` is set.
 fn compiled(compiler: &str, source: &Path, options: &[&str], statically: bool) -> PathBuf {
     let folder = library();
     let name = source.file_stem().expect("a name").to_string_lossy().into_owned();
@@ -99,7 +99,7 @@ impl World {
         Command::new(program).args(arguments).output().expect("the program runs")
     }
 
-    /// Runs a program of programs.c in both ways. It has to succeed.
+    /// Runs a program of programs.c in both ways. The program has to succeed.
     fn passes(&self, name: &str) {
         for (way, to) in self.ways() {
             let output = self.run(programs(), &[name, way, &to]);
@@ -112,7 +112,7 @@ fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Makes the calls of twin.c by each way, as user `uid`, and compares.
+/// Executes the calls of twin.c in each way, as user `uid`, and compares the results.
 fn twins(uid: u32) {
     let world = World::new();
     // A user finds his way to the socket.
@@ -178,9 +178,9 @@ fn what_is_wrong_is_an_error() {
     world.stop();
 }
 
-/// Goal: a child of `fork` gets the error that handles belong to its parent. It waits for nothing, and does not disturb
-/// the parent. Data of files that a program leaves open at its end is written. Method: programs that fork, and that
-/// exit.
+/// Goal: a child of `fork` gets the error that handles belong to its parent. The child waits for nothing, and does not
+/// disturb the parent. Data of files that a program leaves open at its end is written. Method: programs that fork, and
+/// that exit.
 #[test]
 fn forks_and_exits() {
     let world = World::new();
@@ -246,7 +246,7 @@ fn memory_of_programs_is_left_alone() {
 }
 
 /// Goal: reads over a mount are served from memory that the mount shares, and return the right bytes. Descriptors of
-/// the program can be used. Method: 2,000 reads, whose number at the mount is looked at.
+/// the program can be used. Method: 2,000 reads; the mount's counter shows how many of them it got.
 #[test]
 fn cached_reads_of_descriptors() {
     let place = Place::new();
@@ -300,8 +300,8 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(1_469_598_103_934_665_603, |h: u64, b| (h ^ u64::from(*b)).wrapping_mul(1_099_511_628_211))
 }
 
-/// A file that three parties write and read in turn: a client in a process, the library over the mount, and calls on
-/// the mount. Each has to read the state of the model at once.
+/// A file that three parties write and read in turn: a client in the program's process, the library over the mount, and
+/// calls on the mount. Each of them has to read the state of the model at once.
 fn three_parties(seed: u64, steps: usize) {
     let world = World::new();
     let [(cluster, addr), (node, mount)] = world.ways();
@@ -399,8 +399,8 @@ fn killed(world: &World, way: &str, to: &str, name: &str, more: &[&str]) -> (u64
 }
 
 /// Goal: data that a program has synced survives kill -9, and each record in the file is whole or absent. Over a mount,
-/// completed writes survive as well. Other programs continue with the file. Method: programs that are killed while they
-/// write.
+/// all completed writes survive as well. Other programs continue with the file. Method: programs that are killed while
+/// they write.
 #[test]
 fn killed_programs_lose_nothing_that_is_stable() {
     const RECORD: usize = 8192;
@@ -411,7 +411,7 @@ fn killed_programs_lose_nothing_that_is_stable() {
         assert!(content.len() >= (last as usize + 1) * RECORD, "{way}: {} bytes, record {last}", content.len());
         for (at, record) in content.chunks(RECORD).enumerate() {
             let whole = record == pattern(at as u64 + 1, RECORD);
-            // Behind the stable records, a record that was not written back is a hole.
+            // Behind the stable records, a record that was not written back reads as a hole.
             let absent = at as u64 > last && record.iter().all(|byte| *byte == 0);
             assert!(whole || absent, "{way}: record {at}, the last stable one is {last}");
         }
@@ -465,7 +465,7 @@ fn examples_copy_walk_and_write_checkpoints() {
     world.stop();
 }
 
-/// Goal: the library shows `amphi_*` alone, with versions, and the static one as well. Method: nm.
+/// Goal: the library exports only `amphi_*`, with versions, and so does the static one. Method: nm.
 #[test]
 fn only_the_interface_is_exported() {
     let symbols = |arguments: &[&str], file: &str| {
@@ -489,15 +489,15 @@ fn only_the_interface_is_exported() {
     }
 }
 
-/// Goal: failures of write-back come with fsync or close, once, and the text names the path. Method: a server with too
-/// little room, and writes through the cache of a process.
+/// Goal: fsync or close reports a failure of write-back once, and the text of the error names the path. Method: a
+/// server with too little room, and writes through the cache of a process.
 #[test]
 fn failed_write_back_is_told() {
     let place = Place::new();
     let server = place.server_of_size(&["--zone-size", "256M", "--targets", "1"]);
     let mount = place.mount_at("mount", &[]);
     let mut told = Told::start("cluster", &place.addr(), "full");
-    // The mount takes all the room, so that the other client has none.
+    // The mount takes all the space, so that the other client has none.
     let file = fs::File::create(place.mount().join("fill")).expect("create");
     let block = vec![7u8; 1 << 20];
     let full = (0..1024u64).find_map(|at| file.write_all_at(&block, at << 20).and_then(|()| file.sync_data()).err());

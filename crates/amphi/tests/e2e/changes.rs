@@ -1,4 +1,4 @@
-//! Changes that do not alter the size of a file, and opens that truncate it: what `stat` shows of them.
+//! Changes that do not alter the size of a file, and opens that truncate it: what `stat` shows afterwards.
 
 use crate::harness::{Place, rerrno};
 use crate::two_mounts::Pair;
@@ -22,7 +22,7 @@ fn changed_at(at: &Stat) -> (i64, u64) {
     (at.st_ctime, at.st_ctime_nsec)
 }
 
-/// A call on an open file of `LEN` bytes, or, if it says so, of none.
+/// A call on an open file, which has `LEN` bytes, or none if `empty` is set.
 struct Call {
     name: &'static str,
     empty: bool,
@@ -81,7 +81,7 @@ const CALLS: [Call; 20] = [
     }),
 ];
 
-/// The calls on files below `at`, which `seen` shows as well.
+/// The calls on files below `at`, whose results `seen` shows as well.
 fn calls_set_times(at: &Path, seen: &Path) {
     let long_ago = Timespec { tv_sec: 1000, tv_nsec: 0 };
     for Call { name, empty, changes, call } in CALLS {
@@ -137,9 +137,9 @@ fn as_other<T: Send>(what: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Goal: Promise S1, Promise S8: an open for reading with O_TRUNC truncates the file for all users, as on Linux, if the
-/// caller may write to it. Otherwise it gives EACCES. This is so even while another program has the file open for
+/// caller may write to it. Otherwise it gives EACCES. This holds even while another program has the file open for
 /// writing. Method: such opens by root and by another user, of a name that the mount knows and of one that it does not
-/// know. Both mounts read.
+/// know. Both mounts then read the file.
 #[test]
 fn opens_for_reading_cut() {
     let pair = Pair::new(1, &[], &[]);
@@ -165,7 +165,7 @@ fn opens_for_reading_cut() {
             assert!(fs::read(&there).expect("read").is_empty());
             drop(writer);
             fs::remove_file(&there).expect("unlink");
-            // A name that this mount has not looked up since.
+            // A name that this mount has not looked up since the change.
             fresh();
             drop(rustix::fs::openat(CWD, &here, flags, Mode::empty()).expect("open"));
             assert!(fs::read(&there).expect("read").is_empty());

@@ -25,7 +25,7 @@ pub(crate) enum Attack {
     Flip,
     Drop,
     Repeat,
-    /// The unit is sent after the following one.
+    /// The unit is sent after its successor.
     Reorder,
     Cut,
 }
@@ -35,10 +35,9 @@ pub(crate) const ATTACKS: [Attack; 5] = [Attack::Flip, Attack::Drop, Attack::Rep
 /// The next actions of the relay; shared by its threads.
 #[derive(Default)]
 pub(crate) struct Orders {
-    /// The change that is made to a unit on its way to the server (or else to the mount), and how many units pass
-    /// before it.
+    /// The change to a unit on its way to the server (or to the mount), and how many units pass before it.
     pub(crate) attack: Mutex<Option<(Attack, bool, usize)>>,
-    /// Which level new connections are told, in place of the server's.
+    /// The level that the attacker announces to new connections in place of the server's.
     pub(crate) told: Mutex<Option<u8>>,
     pub(crate) connections: AtomicUsize,
     pub(crate) attacked: AtomicUsize,
@@ -167,8 +166,8 @@ fn relay(server: u16, is_mac: bool) -> (u16, Arc<Orders>) {
 }
 
 /// Goal: an attacker between a mount and its server flips, drops, repeats, reorders or cuts data in both directions.
-/// This ends a connection and has no other effect: the mount connects again, and no byte is lost or changed. An
-/// attacker who reports another level than the server offers keeps the mount away, and when he has gone the mount
+/// Such a change ends a connection and has no other effect: the mount connects again, and no byte is lost or changed.
+/// An attacker who reports another level than the server offers keeps the mount away, and when he has gone the mount
 /// continues. Method: a relay on loopback, with the levels mac and tls. Files are written, synced, read and renamed all
 /// the time, and compared at the end on another mount.
 #[test]
@@ -178,7 +177,7 @@ fn channels_attacks_end_connections_and_lose_nothing() {
         let (key, port) = (place.key("key", "a key that nobody guesses"), free_port());
         let (between, orders) = relay(port, level == "mac");
         let (tcp, through) = (format!("tcp:127.0.0.1:{port}"), format!("tcp:127.0.0.1:{between}"));
-        // Mounts find the server behind the relay alone.
+        // Mounts can find the server only behind the relay.
         let server = place.server(&["--listen", &tcp, "--secure", level, "--advertise", &through, "--key", &key]);
         let dir = place.mount();
         let mount = place.text("mount");
@@ -214,7 +213,7 @@ fn channels_attacks_end_connections_and_lose_nothing() {
                 }
             }
         }
-        // A level that the server does not offer. The connection is broken first, so that the mount comes again.
+        // A level that the server does not offer. The connection is broken first, so that the mount connects again.
         for told in [0u8, if level == "mac" { 2 } else { 1 }] {
             *orders.told.lock().expect("no panic") = Some(told);
             let before = orders.connections.load(Ordering::SeqCst);
@@ -244,9 +243,9 @@ fn channels_attacks_end_connections_and_lose_nothing() {
 }
 
 /// Goal: each address has the level that options and the file set for it. Commands and mounts accept the offered level.
-/// If it is lower than they require, they print what to do. Servers that join check their requirement too. Method: one
-/// server with three addresses, and another one that first requires a higher level than the first offers, and then the
-/// same level.
+/// If the offered level is lower than they require, they print what to do. Servers that join apply their requirement in
+/// the same way. Method: one server with three addresses, and another one that first requires a higher level than the
+/// first offers, and then the same level.
 #[test]
 fn channels_levels_are_what_was_said() {
     let place = Place::new();

@@ -22,7 +22,7 @@ fn content(file: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads a file in pieces of 256 KiB, and behind each block that cannot be read continues with the next.
+/// Reads a file in pieces of 256 KiB, and after each block that cannot be read continues with the next block.
 fn read_in_large_pieces(path: &std::path::Path, bytes: &[u8], is_damaged: impl Fn(usize) -> bool) {
     let file = fs::File::open(path).expect("open");
     let (mut at, mut found) = (0, vec![0; 256 << 10]);
@@ -45,9 +45,9 @@ fn read_in_large_pieces(path: &std::path::Path, bytes: &[u8], is_damaged: impl F
 }
 
 /// Goal: Promise S24: in files of which bits have changed on the disk, each block is read as it was written or not at
-/// all. `fsck --data` names each damaged block, and no others. A file that is written again is whole again. Method:
-/// small and large files that are overwritten in part. 300 random bits of the blocks with their bytes are flipped while
-/// no server runs.
+/// all. `fsck --data` names each damaged block, and no other block. If a file is written again, all of it can be read
+/// again. Method: small and large files that are overwritten in part. 300 random bits of the blocks with their bytes
+/// are flipped while no server runs.
 #[test]
 fn flipped_bits_are_found_and_not_served() {
     let flips = std::env::var("AMPHI_DATA_FLIPS").map_or(FLIPS, |n| n.parse().expect("a number"));
@@ -76,7 +76,7 @@ fn flipped_bits_are_found_and_not_served() {
     assert!(out.status.success() && said.contains(" 0 blocks damaged"), "{said}");
     assert!(said.contains(", 0 B without checksums"), "{said}");
 
-    // Where each block of the files lies on the disk.
+    // The place of each block of the files on the disk.
     let zone = place.path("data").join("target-0000.zone");
     let disk = fs::OpenOptions::new().read(true).write(true).open(&zone).expect("open");
     let all = fs::read(&zone).expect("read");
@@ -144,7 +144,7 @@ fn flipped_bits_are_found_and_not_served() {
         places.len()
     );
     for round in 0..2 {
-        // In shared mode, beside another mount, and in sole mode.
+        // Once in shared mode, beside another mount, and once in sole mode.
         let second = (round == 1).then(|| place.mount_at("b", &[]));
         let other = second.is_some().then(|| place.path("b"));
         for root in [Some(&mount), other.as_ref()].into_iter().flatten() {
@@ -188,7 +188,7 @@ fn checksums_can_be_set() {
     };
     fs::create_dir(roots[0].join("d")).expect("mkdir");
     set(&roots[0].join("d"), "on");
-    // 2 * 9 MiB in the directory, of which 2 MiB are written again without; 9 MiB beside it.
+    // The directory has 2 * 9 MiB, of which 2 MiB are written again without checksums; another 9 MiB lie outside it.
     for (i, root) in roots.iter().enumerate() {
         fs::write(root.join(format!("d/f{i}")), content(i as u64, 9 << 20)).expect("write");
     }

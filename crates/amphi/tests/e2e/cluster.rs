@@ -12,7 +12,7 @@ fn addr(place: &Place, k: usize) -> String {
     format!("unix:{}", place.text(&format!("sock{k}")))
 }
 
-/// Starts server `k` without waiting: 0 is the master, the others join it.
+/// Starts server `k` without waiting for it; server 0 is the master, and the others join it.
 fn begin(place: &Place, k: usize) -> Starting {
     let (data, name, listen, master) = (place.text(&format!("s{k}")), format!("s{k}"), addr(place, k), addr(place, 0));
     let mut args = vec!["server", "--name", &name, "--data", &data, "--listen", &listen];

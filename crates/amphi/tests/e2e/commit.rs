@@ -82,8 +82,9 @@ fn writers_of_two_mounts() {
     }
 }
 
-/// Goal: new files inherit the consistency of their directory, which is shown and can be taken back. A mount can have
-/// it for all files. Wrong words are refused with what to write. Method: the command, a mount with the option.
+/// Goal: new files inherit the consistency of their directory, which is shown and can be reset. A mount can have this
+/// consistency for all files. Invalid words are refused, and the error names the valid ones. Method: the command, and a
+/// mount with the option.
 #[test]
 fn asked_for_and_shown() {
     let pair = pair(1);

@@ -18,7 +18,7 @@ fn mount(place: &Place) -> Daemon {
 
 /// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was acknowledged, the
 /// programs' calls wait and continue, nothing is done twice. Method: one thread makes, renames, appends with fsync and
-/// removes. The server is killed and restarted several times meanwhile. Then everything is compared with what the
+/// removes. Meanwhile the server is killed and restarted several times. After that everything is compared with what the
 /// thread knows.
 #[test]
 fn a_killed_server_loses_nothing() {
@@ -212,8 +212,8 @@ fn an_unlinked_open_file_survives_a_server_crash() {
 
 /// Goal: a server killed while files go, some of which are still open, gives every block back: those written past the
 /// cache as well as those through it (replay-single 89). Method: files of three kinds are unlinked, and some of them
-/// are held open. The server is killed right after, started again, and the files are closed. The free blocks must be as
-/// before.
+/// are held open. The server is killed right after, started again, and the files are closed. The server is killed
+/// directly afterwards, started again, and the blocks are counted.
 #[test]
 fn a_killed_server_leaks_no_blocks() {
     let place = Place::new();
@@ -257,9 +257,9 @@ fn a_killed_server_leaks_no_blocks() {
 }
 
 /// Goal: Promise S9: changes are answered before they are on the disk, and a kill loses none of them. The check of the
-/// stopped zones sees them, too. Method: each write of the disk is delayed by 20 ms, however fast the machine's disk
-/// is. A thread makes files, one after the other, and never syncs. The server is killed three times in the middle, and
-/// each time some changes are only in memory. After an orderly stop nothing is left of that memory.
+/// stopped zones sees these changes, too. Method: each write of the disk is delayed by 20 ms, however fast the
+/// machine's disk is. A thread makes files, one after the other, and never syncs. The server is killed three times in
+/// the middle, and each time some changes are only in memory. After an orderly stop, no such memory is left.
 #[test]
 fn a_killed_server_loses_nothing_that_was_on_its_way() {
     if let Err(e) = amphi_env::real::memory_outlives() {
@@ -367,7 +367,7 @@ fn a_mount_is_told_that_memory_has_gone() {
     place.fsck();
 }
 
-/// `amphi` with these arguments, so that a write beyond a limit of the file's size fails instead of killing it.
+/// `amphi` with these arguments; a write beyond a limit on the size of its files fails instead of killing it.
 fn without_size_signal(args: &[&str]) -> Daemon {
     let mut command = std::process::Command::new("env");
     command.arg("--ignore-signal=XFSZ").arg(amphi().get_program()).args(as_first_start(args));
@@ -385,8 +385,8 @@ fn fail_the_logs(daemon: &mut Daemon) {
 }
 
 /// Goal: a server whose zone fails ends at once with a line and exit code 1, and gives no answer that is not true.
-/// After a restart it has everything that was acknowledged, and the mount continues (Promises S9, S12). Method: writes
-/// to the log fail while a thread makes, renames and syncs files.
+/// After a restart the server has everything that was acknowledged, and the mount continues (Promises S9, S12). Method:
+/// writes to the log fail while a thread makes, renames and syncs files.
 #[test]
 fn a_failed_zone_ends_its_server() {
     let place = Place::new();
@@ -433,8 +433,8 @@ fn a_failed_zone_ends_its_server() {
     place.fsck();
 }
 
-/// Goal: `amphi up` whose zone fails ends with exit code 1 and unmounts its mount. After a restart it has what was
-/// synced. Method: as above, with a program that has a file open.
+/// Goal: `amphi up` whose zone fails ends with exit code 1 and unmounts its mount. After a restart it has everything
+/// that was synced. Method: as above, with a program that has a file open.
 #[test]
 fn a_failed_zone_ends_amphi_up() {
     let place = Place::new();

@@ -43,8 +43,8 @@ fn processes(place: &Place) -> usize {
     lines.filter(|line| line.windows(out.len()).any(|part| part == out)).count()
 }
 
-/// Goal: a demo that is ended by a signal at any step leaves no process, no mount and no folder. What a killed demo
-/// leaves is taken over by the next one. Method: demos are ended when they report the begin of a step. The last one is
+/// Goal: a demo that is ended by a signal at any step leaves no process, no mount and no folder. The next demo removes
+/// what a killed demo has left. Method: demos are ended when they report the beginning of a step. The last one is
 /// killed, with its cluster left running.
 #[test]
 fn an_interrupted_demo_leaves_nothing() {
@@ -72,7 +72,7 @@ fn an_interrupted_demo_leaves_nothing() {
         assert!(!place.path("out").exists(), "{step}: {:?}", fs::read_dir(place.path("out")).map(Iterator::count));
         assert_eq!((is_mounted(&place), processes(&place)), (false, 0), "{step}");
     }
-    // It takes the folder over, and then finds that no machine has such a cache.
+    // The second demo takes the folder over, and then finds that no machine has such a cache.
     assert_eq!(demo("900T").stdout(Stdio::null()).status().expect("amphi starts").code(), Some(1));
     assert_eq!((is_mounted(&place), place.path("out").exists()), (false, false));
     eventually("the cluster has ended", || processes(&place) == 0);
@@ -123,7 +123,7 @@ fn the_demo_leaves_a_table_and_a_picture() {
     assert_eq!(left, ["stream.svg", "table.txt"]);
     assert!(!is_mounted(&place));
     for _ in 0..2 {
-        // A cache that no machine has: the folder is not in the way of the next one.
+        // The demo asks for a cache that no machine has; the folder that is left does not disturb the next demo.
         let failed = demo(&["--cache", "900T"]);
         let said = String::from_utf8_lossy(&failed.stderr).into_owned();
         assert!(!failed.status.success() && said.contains("memory of this machine"), "{said}");
@@ -131,7 +131,7 @@ fn the_demo_leaves_a_table_and_a_picture() {
     }
     fs::create_dir(place.path("out")).expect("mkdir");
     fs::write(place.path("out").join("thesis.tex"), b"").expect("write");
-    // The demo runs with all defaults, as newcomers run it.
+    // The demo runs with all defaults, as a new user runs it.
     let again = demo(&[]);
     assert_eq!(again.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&again.stderr).contains("thesis.tex"));

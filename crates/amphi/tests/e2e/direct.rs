@@ -31,7 +31,7 @@ fn plain(path: &Path) -> File {
     open(path, OFlags::empty())
 }
 
-/// Compares the file with what it should be, through the cache and past it.
+/// Compares the file with the expected bytes, buffered and direct.
 fn same(path: &Path, expected: &[u8], what: &str) {
     assert!(fs::read(path).expect("read") == expected, "{what}, through the cache");
     let mut past = vec![0; expected.len()];
@@ -49,7 +49,7 @@ fn striped() -> (Place, crate::harness::Daemon) {
 
 /// Goal: direct requests of any size at any offset have the same effect as buffered ones, with edges inside blocks and
 /// over stripes (sanity 119e, 119s, 119a, 119b). Method: a file is copied in requests of each size from odd offsets, by
-/// `O_DIRECT` and by a file set to direct. Some requests contain a hole or the end.
+/// `O_DIRECT` and by a file set to direct. Some requests contain a hole or the end of the file.
 #[test]
 fn odd_sizes_copy_right() {
     let (place, up) = striped();
@@ -137,9 +137,9 @@ fn odd_memory_and_vectors() {
     place.fsck();
 }
 
-/// Goal: concurrent requests in one file, all direct or some buffered, never fail and never change each other's bytes
-/// although they share blocks (sanity 119f, 119g, 241, 398b). Method: each thread has records of its own, and reads
-/// each of them back at once in the other mode.
+/// Goal: concurrent requests in one file, all of them direct or some of them buffered, never fail and never change each
+/// other's bytes although they share blocks (sanity 119f, 119g, 241, 398b). Method: each thread has records of its own,
+/// and reads each of them back at once in the other mode.
 #[test]
 fn both_ways_side_by_side() {
     const RECORD: usize = 9_001;
@@ -244,7 +244,7 @@ fn a_failed_write_cuts_nothing_of_others() {
         fails(at, "past the end as this kernel knows it");
         same(&theirs, &long, &format!("after a write at {at}"));
         same(&ours, &long, &format!("after a write at {at}, here"));
-        // Once more: it knows better now.
+        // Again; by now the mount has learnt the newer size.
         fails(at, "again");
         same(&theirs, &long, "after the second");
     }
@@ -258,9 +258,9 @@ fn a_failed_write_cuts_nothing_of_others() {
     pair.stop();
 }
 
-/// Goal: Promise S1: a layout changes only while no other mount has the file open: it would read by the old one.
-/// Method: an empty file is open for reading on the other mount, which then reads what is written. The layout is
-/// checked once it is closed.
+/// Goal: Promise S1: a layout changes only while no other mount has the file open, because that mount would read by the
+/// old layout. Method: an empty file is open for reading on the other mount, which then reads what is written. The
+/// layout is checked once it is closed.
 #[test]
 fn a_layout_waits_for_readers_elsewhere() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -283,8 +283,9 @@ fn a_layout_waits_for_readers_elsewhere() {
 }
 
 /// Goal: one mount writes direct and another one buffered, the same bytes of the same file at the same time. Every
-/// read, in either mode on either mount, returns one of the writes as a whole (sanityn 16j, whose own two sides never
-/// met). No mount is evicted (398b). Method: records at odd places, in the window and below, each full of one number.
+/// read, in either mode on either mount, returns one of the writes as a whole (sanityn 16j; in that test the two sides
+/// never met). No mount is evicted (398b). Method: records at odd places, in the window and below, each full of one
+/// number.
 fn a_race_of_both_ways(servers: usize) {
     const ROUNDS: u64 = 150;
     /// Offset and length: inside a block, over blocks, over stripes.
@@ -352,8 +353,8 @@ fn a_race_of_both_ways_on_two_servers() {
 
 /// Goal: a reader never sees an older value than it has read before, while its cache is dropped all the time, whether
 /// the writer is buffered or direct (sanityn 16d, 16f, 16g). Method: one mount increments a counter in a page, buffered
-/// and direct in turn. Both mounts read it, one of them with a cache from which other reads evict it. A size that grows
-/// is read too.
+/// and direct in turn. Both mounts read it, one of them with a cache from which other reads evict it. The test also
+/// reads a size that grows.
 #[test]
 fn what_was_seen_never_goes_back() {
     const LAST: u64 = 400;

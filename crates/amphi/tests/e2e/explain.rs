@@ -24,7 +24,7 @@ fn rules(path: &str) -> Vec<String> {
 }
 
 /// Goal: the command names the cause of slow access to a file, with a command that changes it where there is one, and
-/// reports nothing about a file that is used well. Method: files are written and read in good and in bad ways. The
+/// reports nothing about a file that is used well. Method: files are written and read in good and in bad ways. Then the
 /// proposed command is executed, and the same load is explained again.
 #[test]
 fn causes_are_named() {
@@ -32,7 +32,7 @@ fn causes_are_named() {
     let up = place.up(&["--set", "hybrid.kernel_cache=off"]);
     let path = |name: &str| place.text(&format!("mount/{name}"));
     let bytes = pattern(1, 8 * MIB);
-    // Sound: large writes, read once in order.
+    // A file that is used well: large writes, then one read in order.
     fs::write(path("sound"), &bytes).expect("write");
     assert_eq!(fs::read(path("sound")).expect("read"), bytes);
     assert!(rules(&path("sound")).is_empty());
@@ -42,14 +42,14 @@ fn causes_are_named() {
     {
         assert!(said.contains(wanted), "{wanted} in\n{said}");
     }
-    // Each small write synced by itself.
+    // Each small write is synced separately.
     let synced = File::create(path("synced")).expect("create");
     for n in 0..150 {
         synced.write_all_at(&bytes[..4096], n * 4096).expect("write");
         synced.sync_data().expect("sync");
     }
     assert_eq!(rules(&path("synced")), ["sync_for_each"]);
-    // Small direct reads, as the file was set to.
+    // Small direct reads, because the file is set to direct.
     fs::write(path("direct"), &bytes).expect("write");
     text(&["layout", "set", "--mode", "direct", &path("direct")]);
     let small_reads = |name: &str| {

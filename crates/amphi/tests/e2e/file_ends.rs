@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-/// Linux 6.9; refused before.
+/// Linux has this flag from 6.9 on; older kernels refuse it.
 const NOAPPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
 
 fn opened(path: &Path, flags: OFlags) -> OwnedFd {
@@ -26,7 +26,7 @@ fn write_with(fd: impl AsFd, bytes: &[u8], offset: u64, flags: ReadWriteFlags) -
 }
 
 /// Appends through `here` by every flag, behind bytes that `there` has appended meanwhile. `there` is the same file on
-/// another mount or on this one.
+/// another mount, or on this one.
 fn appends_by_flags(here: &Path, there: &Path) {
     let is = |expected: &[u8], what: &str| {
         for path in [here, there] {
@@ -53,7 +53,7 @@ fn appends_by_flags(here: &Path, there: &Path) {
         append_elsewhere(there, b"mn");
         assert_eq!(write_with(&fd, b"op", 3, ReadWriteFlags::APPEND), Ok(2));
         is(b"Z2345678abcdefghijklmnop", "RWF_APPEND");
-        // A write at what this mount's kernel takes for the end is none to the end.
+        // A write at an offset which this mount's kernel takes for the end is not treated as a write to the end.
         append_elsewhere(there, b"qr");
         assert_eq!(pwrite(&fd, b"OP", 22), Ok(2));
         assert_eq!(pwrite(&fd, b"QR", 24), Ok(2));

@@ -26,7 +26,7 @@ const OPEN_AND_CLOSE: i32 = -1;
 const ALARM_MS: i32 = -2;
 const EXIT: i32 = -3;
 const FLOCK: i32 = -4;
-/// Opens the file anew.
+/// Opens the file again.
 const OPEN: i32 = -5;
 const CLOSE: i32 = -6;
 /// Copies the descriptor at the place `kind`.
@@ -46,7 +46,7 @@ struct Done {
     padding: i32,
 }
 
-/// A process of its own with the file open, which does one step at a time.
+/// A separate process that has the file open and executes one step at a time.
 struct Process {
     pid: i32,
     steps: fs::File,
@@ -130,7 +130,7 @@ impl Process {
     fn new(path: &Path) -> Process {
         let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
         let ((steps_in, steps), (done, done_out)) = (pipe(), pipe());
-        // SAFETY: the child goes on with system calls alone.
+        // SAFETY: the child continues with system calls only.
         match unsafe { libc::fork() } {
             0 => live(&path, steps_in.as_raw_fd(), done_out.as_raw_fd()),
             pid => {
@@ -177,7 +177,7 @@ impl Process {
         self.end()
     }
 
-    /// Whether it is still at the step it began, after a while.
+    /// Returns whether the process is still in the step that it began, after a while.
     fn is_waiting(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.done, PollFlags::IN)];
@@ -276,7 +276,7 @@ fn waits_for_locks() {
     assert!(b.is_waiting());
     assert_eq!(a.set(U, 0, 0), 0);
     assert_eq!((c.end().errno, b.end().errno), (0, 0));
-    // The same for flock, which also ends with the process that waits for it.
+    // The same for flock, whose request also ends with the process that waits for it.
     assert_eq!(a.step(FLOCK, libc::LOCK_EX, 0, 0), 0, "no matter who has record locks");
     b.begin(FLOCK, libc::LOCK_SH, 0, 0);
     assert!(b.is_waiting());
@@ -331,7 +331,7 @@ fn locks_of_open_files() {
     up.stop();
 }
 
-/// Rounds of a close on one mount and a try on the other.
+/// Rounds; in each, one mount closes the file and the other one tries to lock it.
 const CLOSES: usize = 1000;
 
 fn closed_on_the_other_mount(servers: usize) {
@@ -349,7 +349,7 @@ fn closed_on_the_other_mount(servers: usize) {
         for round in 0..CLOSES / servers {
             let (mine, other) = if round % 2 == 0 { (&mut p, &mut q) } else { (&mut q, &mut p) };
             assert_eq!(mine.on(1, OPEN, 0, 0, 0), 0);
-            // In turns: flock against flock; OFD against POSIX, and what `F_GETLK` finds.
+            // The rounds alternate between flock against flock, and OFD against POSIX with what `F_GETLK` finds.
             let kind = round / 2 % 3;
             let locked = if kind == 0 { mine.on(1, FLOCK, ex | nb, 0, 0) } else { mine.on(1, ofd, W, 0, 10) };
             assert_eq!(locked, 0, "round {round}");

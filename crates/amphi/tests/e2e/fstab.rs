@@ -109,7 +109,7 @@ fn umount_waits_for_what_was_written() {
 }
 
 /// Goal: a mount whose server has gone ends within seconds when there is no data to write back. Method: the server is
-/// killed, and then the mount is asked to end. It may take a tenth of the time for which calls wait.
+/// killed, and then the mount is asked to end. The end may take a tenth of the time for which calls wait.
 #[test]
 fn a_mount_without_its_server_ends_soon() {
     let place = Place::new();

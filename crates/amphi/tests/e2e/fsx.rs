@@ -47,8 +47,8 @@ impl Access {
     }
 }
 
-/// A store through a shared mapping that is not synced yet: until then others may read the bytes that were there
-/// before.
+/// A store through a shared mapping that is not synced yet: until it is synced, others may read the bytes that were
+/// there before.
 struct Unsynced {
     by: usize,
     /// The mapping: address and bytes.
@@ -97,7 +97,7 @@ impl Drop for CommonMap {
     }
 }
 
-/// Each operation goes by one of the mounts; all of them have to show the same file.
+/// Each operation uses one of the mounts; all mounts have to show the same file.
 pub struct Tester {
     mounts: Vec<Access>,
     /// The same pages, mapped on every mount; empty: they are not used.
@@ -145,13 +145,13 @@ impl Tester {
         self
     }
 
-    /// Every mount has the start of the file mapped all the time, and stores there.
+    /// Every mount has the beginning of the file mapped during the whole test, and writes to it by stores.
     pub fn with_common_maps(mut self) -> Tester {
         self.common = self.mounts.iter().map(|mount| CommonMap::of(&mount.plain)).collect();
         self
     }
 
-    /// Reads through open files that only read as well.
+    /// Additionally reads through open files that were opened for reading only.
     pub fn with_readers(mut self) -> Tester {
         self.readers = true;
         self
@@ -304,7 +304,7 @@ impl Tester {
         self.same_at(&buf[..got], offset, len);
     }
 
-    /// Closes the file on all mounts, opens it on each to be read alone, and then as it was open before.
+    /// Closes the file on all mounts, opens it on each for reading only, and then as it was open before.
     fn open_readers(&mut self) {
         self.note("open to read alone".into());
         let paths: Vec<_> = self.mounts.drain(..).map(|mount| mount.path).collect();
@@ -314,7 +314,7 @@ impl Tester {
         self.mounts = pairs.map(|(path, reader)| Access::open(path, Some(reader))).collect();
     }
 
-    /// Reads by the open file that only reads, if there is one.
+    /// Reads through the open file for reading only, if there is one.
     fn read_alone(&mut self, offset: u64, len: usize) {
         if self.here().reader.is_none() {
             return;
@@ -460,7 +460,7 @@ impl Tester {
         start..(start + 1 + self.random.below(20_000)).min(end)
     }
 
-    /// Stores through the common mapping of this mount and makes that stable: all mounts see it.
+    /// Stores through the common mapping of this mount and syncs, so that all mounts see it.
     fn store_common(&mut self) {
         let range = self.common_range();
         if range.is_empty() {
@@ -481,7 +481,7 @@ impl Tester {
         }
     }
 
-    /// Looks at pages that all mounts have mapped, by each mount: whatever was done to the file, and by whom.
+    /// Reads pages that all mounts have mapped, on each mount, whatever was done to the file and on whichever mount.
     fn load_common(&mut self) {
         let range = self.common_range();
         if !range.is_empty() {
@@ -501,8 +501,8 @@ impl Tester {
         self.by = before;
     }
 
-    /// Stores through a shared mapping that stays, dirty, while other operations run beside it. The other mounts may
-    /// have the old bytes in their caches.
+    /// Stores through a shared mapping that stays dirty while other operations run. The other mounts may have the old
+    /// bytes in their caches.
     fn store(&mut self, offset: u64, len: usize) {
         let stored = offset..(offset + len.min(20_000) as u64).min(self.model.len() as u64);
         if stored.is_empty() {
@@ -591,9 +591,9 @@ fn rounds(place: &Place, seeds: std::ops::Range<u64>, steps: usize) {
     }
 }
 
-/// Goal: Promise S1, S3, S4: whatever is done to a file in whichever mode, it reads as a byte vector does. Method:
-/// random operations with plain, O_DIRECT, appending and mapped access. They are verified again after a restart, and
-/// the zones pass fsck.
+/// Goal: Promise S1, S3, S4: whatever is done to a file in whichever mode, its content equals that of a byte vector.
+/// Method: random operations with plain, O_DIRECT, appending and mapped access. The files are verified again after a
+/// restart, and the zones pass fsck.
 #[test]
 fn random_operations_agree_with_a_byte_vector() {
     let place = Place::new();
@@ -646,7 +646,7 @@ fn random_operations_whoever_serves_reads() {
 }
 
 /// Goal: Promise S3: a file that is forced to one mode, and a file whose mode changes in between, read the same.
-/// Method: the tester under `user.amphi.mode` buffered, direct, auto in turn.
+/// Method: the same tester under `user.amphi.mode` buffered, direct and auto in turn.
 #[test]
 fn modes_changed_between_operations_change_no_byte() {
     let place = Place::new();

@@ -36,8 +36,8 @@ fn aligned(seed: u64, len: usize) -> (Vec<u8>, usize) {
 
 /// Goal: an `fsync` does no work for other files. A hundred other files have unsynced bytes in the cache of the mount,
 /// and accepted by the server. A change of 4 KiB is made stable by one sync of the disk, with its bytes in the log,
-/// without a flush or a write of file data, even if the change appends. Method: through a mount; the server's counters
-/// before and after.
+/// without a flush or a write of file data, even if the change appends. Method: `fsync` through a mount; the server's
+/// counters are read before and after.
 #[test]
 fn an_fsync_pays_for_its_own_file() {
     let place = Place::new();
@@ -62,7 +62,7 @@ fn an_fsync_pays_for_its_own_file() {
     let count = |name: &str| counter_of_servers(&dir, name);
     let names = ["data_disk_writes", "flushes", "disk_syncs", "write_back_logged", "log_groups"];
     for change in 0..4u64 {
-        // Overwritten twice, appended twice; what runs by itself behind a quiet log has run.
+        // The bytes are overwritten twice and appended twice; by then the background work of a quiet log is done.
         std::thread::sleep(std::time::Duration::from_secs(4));
         let (bytes, from) = aligned(9 + change, 4096);
         let before = names.map(count);
@@ -78,8 +78,8 @@ fn an_fsync_pays_for_its_own_file() {
 }
 
 /// Goal: for each file the acknowledged bytes that are not stable are shown, by where they are. After an `fsync` of the
-/// file there are none. Those of other files do not count. Method: a buffered write, and a small and a large direct
-/// one, through one mount. Both mounts are queried.
+/// file there are no such bytes. Such bytes of other files do not count. Method: a buffered write, and a small and a
+/// large direct one, through one mount. Both mounts are queried.
 #[test]
 fn what_is_not_stable_is_shown() {
     let place = Place::new();
@@ -88,7 +88,7 @@ fn what_is_not_stable_is_shown() {
     for tunable in ["server.write_back_age_ms=600000", "server.sync_interval_ms=60000"] {
         set(&place.path("m0"), tunable);
     }
-    // Syncs that were due by the interval of before have passed then.
+    // Wait until the syncs that were due by the previous interval have passed.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let paths = ["m0", "m1"].map(|name| place.path(name).join("f"));
     let shown = |by: usize| ["dirty", "accepted", "unsynced"].map(|name| unstable(&paths[by], name));

@@ -63,9 +63,9 @@ fn children_that_end_interrupt_no_call() {
 
 /// Goal: a program that writes while its server is down waits, and gets EIO after the bound and not before, from later
 /// calls of every kind too. Acknowledged syncs are there when the server is back. The mount continues without being
-/// mounted again, and a file whose bytes could not be written back reports this once. Method: a server is killed while
-/// a thread writes records with `fsync`. There are direct, buffered and asynchronous calls, and calls on names. Then
-/// the server is started again.
+/// mounted again, and a file whose bytes could not be written back reports this once: its `fsync` does, so the end of
+/// the mount does not. Method: a server is killed while a thread writes records with `fsync`. There are direct,
+/// buffered and asynchronous calls, and calls on names. Then the server is started again.
 #[test]
 fn after_a_bound_calls_fail_until_the_server_is_back() {
     let place = Place::new();
@@ -103,7 +103,7 @@ fn after_a_bound_calls_fail_until_the_server_is_back() {
     let found = fs::read(&path).expect("read");
     let expected: Vec<u8> = (0..synced).flat_map(record).collect();
     assert!(found.len() >= expected.len() && found[..expected.len()] == expected, "{} of {synced}", found.len());
-    // The record that failed is there as a whole or in part or not at all, and nothing else.
+    // The failed record is there as a whole, in part or not at all, and no other bytes are.
     let rest = &found[expected.len()..];
     assert!(record(synced).starts_with(rest), "{} bytes behind", rest.len());
     // The file is synced; otherwise its bytes would be written back in the second half, while there is no server.
@@ -121,7 +121,7 @@ fn requests_of_open_files(place: Place, server: crate::harness::Daemon, mount: c
     plain.write_all_at(b"soon", 0).expect("buffered");
     plain.sync_all().expect("sync");
     server.kill();
-    // In the cache, so it needs no server; its write-back does.
+    // The write goes to the cache, so it needs no server; its write-back does.
     plain.write_all_at(b"lost", 0).expect("buffered");
     let begun = Instant::now();
     let (queue, mut into) = (Queue::new(), vec![0; 8192]);
@@ -140,8 +140,10 @@ fn requests_of_open_files(place: Place, server: crate::harness::Daemon, mount: c
     assert!(into == whole[100_000..][..8192]);
     plain.write_all_at(b"kept", 0).expect("write");
     plain.sync_all().expect("and sync");
-    drop((direct, plain));
+    // The mount is in use when it ends. It has reported all losses, so its end reports none.
+    drop(direct);
     mount.stop();
+    drop(plain);
     server.stop();
     place.fsck();
 }

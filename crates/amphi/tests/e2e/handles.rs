@@ -46,7 +46,7 @@ fn errno(result: std::io::Result<File>) -> i32 {
 }
 
 /// Goal: handles of files, directories and links stay valid when the kernel has forgotten them, even over another mount
-/// of the cluster. They open the file, with its place in the tree, wherever it was moved. Handles of removed files and
+/// of the cluster. The handles open these inodes, at their present place in the tree. Handles of removed files and
 /// forged ones give ESTALE and do no harm. Method: handles are made by one mount and used by the next one.
 #[test]
 fn handles_outlive_the_mount() {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// The binary under test. Its record of folders is not that of the user, and its sockets lie apart.
+/// The binary under test. Its list of known folders is not the user's, and its sockets lie in a separate folder.
 pub fn amphi() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_amphi"));
     command.env("AMPHI_STATE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("amphi-state"));
@@ -14,7 +14,7 @@ pub fn amphi() -> Command {
     command
 }
 
-/// Where the processes of tests have their sockets.
+/// The folder in which the processes of tests have their sockets.
 pub fn sockets() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("amphi-runtime")
 }
@@ -43,7 +43,7 @@ pub fn counter(dir: &Path, name: &str) -> u64 {
     line.and_then(|l| l.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
-/// The error of closing a file; 0: none.
+/// The errno of closing a file; 0 if there was none.
 pub fn close_error(file: std::fs::File) -> i32 {
     // SAFETY: the descriptor is owned and used by nobody else.
     let result = unsafe { libc::close(std::os::fd::IntoRawFd::into_raw_fd(file)) };
@@ -57,12 +57,12 @@ pub fn counter_of_servers(dir: &Path, name: &str) -> u64 {
     json[name].as_u64().unwrap_or(0)
 }
 
-/// A child that says `ready` when it is.
+/// A child that prints `ready` when it is ready.
 pub struct Daemon {
     child: Option<Child>,
 }
 
-/// A child that has not said `ready` yet.
+/// A child that has not printed `ready` yet.
 pub struct Starting {
     daemon: Daemon,
     what: String,
@@ -76,7 +76,7 @@ impl Starting {
         Starting { daemon: Daemon { child: Some(child) }, what: format!("{command:?}") }
     }
 
-    /// Waits for the line `ready`. Panics with its errors if it ends before.
+    /// Waits for the line `ready`. Panics with the child's errors if it ends before.
     pub fn ready(mut self) -> Daemon {
         let child = self.daemon.child();
         // Drained by a thread, so that log lines never fill the pipe; shown when a test fails.
@@ -102,7 +102,7 @@ impl Starting {
 }
 
 impl Daemon {
-    /// Starts `amphi` with `args` and waits for the line `ready`. Panics with its errors if it ends before.
+    /// Starts `amphi` with `args` and waits for the line `ready`. Panics with the child's errors if it ends before.
     pub fn start(args: &[&str]) -> Daemon {
         Daemon::spawn(args).ready()
     }
@@ -133,8 +133,8 @@ impl Daemon {
         self.child().id()
     }
 
-    /// Stops it with SIGSTOP until the returned value is dropped, and waits until none of its threads runs. One of them
-    /// handles the signal, and the others continue until that one has had a core.
+    /// Stops it with SIGSTOP until the returned value is dropped, and waits until none of its threads runs. One of the
+    /// threads handles the signal, and the others continue until that thread gets a core.
     pub fn pause(&mut self) -> Stopped {
         let pid = Pid::from_child(self.child());
         kill_process(pid, Signal::STOP).expect("stop");
@@ -185,7 +185,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Writes a cluster key that its user alone can read; its path.
+    /// Writes a cluster key that only its user can read, and returns its path.
     pub fn key(&self, name: &str, key: &str) -> String {
         std::fs::write(self.path(name), key).expect("write");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
@@ -193,7 +193,7 @@ impl Place {
         self.text(name)
     }
 
-    /// A fresh folder with `data` and `mount` in it.
+    /// A new folder with the folders `data` and `mount` in it.
     pub fn new() -> Place {
         let root = tempfile::tempdir().expect("temporary folder");
         std::fs::create_dir(root.path().join("mount")).expect("mkdir");
@@ -293,7 +293,7 @@ impl Place {
 }
 
 impl Place {
-    /// The memory of the zones below the place: of servers that run, or were killed.
+    /// The kept memory of the zones below the place, of servers that run or were killed.
     pub fn memory(&self) -> Vec<PathBuf> {
         let mut folders = vec![self.root.path().to_path_buf()];
         let mut ids = Vec::new();
@@ -355,7 +355,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// Whether something is mounted at `path`.
+/// Returns whether something is mounted at `path`.
 pub fn is_mounted(path: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let path = path.display().to_string();
@@ -384,7 +384,7 @@ impl Drop for Stopped {
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_add(0x9e37_79b9_7f4a_7c15))
     }

@@ -185,8 +185,8 @@ fn lists_of_locks_ahead() {
 extern "C" fn on_signal(_: i32) {}
 
 /// Goal: a group lock excludes I/O of others until the last member leaves, by command or by close. A call that waits
-/// for another group gets EINTR by a signal, or EAGAIN if it may not wait. Many waiting calls leave threads for the
-/// calls that end the wait. Method: two mounts, members and strangers; 300 threads that wait.
+/// for another group gets EINTR by a signal, or EAGAIN if it may not wait. Even with many waiting calls, threads are
+/// left for the calls that end the wait. Method: two mounts, members and strangers; 300 threads that wait.
 #[test]
 fn groups_through_the_mount() {
     let place = Place::new();
@@ -244,8 +244,8 @@ fn groups_through_the_mount() {
 }
 
 /// Goal: a member on any mount is informed that another open file waits for the end of the group, and only if one does.
-/// This is so for a striped file, too. Method: a reader on each of two mounts in turn, while a member does I/O on both.
-/// The group ends, and the reader gets the bytes.
+/// This is true of a striped file, too. Method: a reader on each of two mounts in turn, while a member does I/O on
+/// both. The group ends, and the reader gets the bytes.
 #[test]
 fn members_learn_that_others_wait() {
     let pair = Pair::new(3, &[], &[]);
@@ -322,9 +322,10 @@ fn reads_that_wait_for_a_group_stop_nobody() {
     pair.stop();
 }
 
-/// Goal: waiting changes occupy no thread. One user's waiting writers block neither another user's calls nor his own,
-/// and each of them has its full effect when the wait is over. Method: 300 writers, with truncates, reservations and
-/// copies, while another mount's group has the files. Meanwhile `ls` runs and a new file is made. Then the groups end.
+/// Goal: waiting changes occupy no thread. One user's waiting writers block neither another user's calls nor other
+/// calls of the same user, and each write has its full effect when the wait is over. Method: 300 writers, with
+/// truncates, reservations and copies, while another mount's group has the files. Meanwhile `ls` runs and a new file is
+/// made. Then the groups end.
 #[test]
 fn changes_that_wait_for_a_group_stop_nobody() {
     const WRITERS: usize = 300;

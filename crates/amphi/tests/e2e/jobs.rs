@@ -1,4 +1,4 @@
-//! `amphi job run`: file systems of jobs on this machine, and that nothing is left of them, however they end.
+//! `amphi job run`: file systems of jobs on this machine, and the proof that nothing is left of them, however they end.
 
 use crate::harness::{Place, amphi, eventually};
 use crate::json_shapes::described;
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Folders for jobs and their files; what jobs have left is looked for here.
+/// Folders for jobs and their files; the tests search here for what jobs have left.
 struct Site {
     place: Place,
     /// Memory that was kept for servers of jobs.
@@ -47,7 +47,7 @@ impl Site {
         out
     }
 
-    /// What is left of jobs: folders, mounts, processes, memory.
+    /// The remains of jobs: folders, mounts, processes, memory.
     fn left(&self) -> Vec<String> {
         let scratch = self.scratch();
         let mut left: Vec<String> = Vec::new();
@@ -82,7 +82,7 @@ impl Site {
         assert_eq!(self.left(), Vec::<String>::new());
     }
 
-    /// Starts a job whose program says where its mount is, and waits for that.
+    /// Starts a job whose program prints where its mount is, and waits for that line.
     fn started(&self, options: &[&str]) -> (std::process::Child, PathBuf) {
         let mark = self.place.path("began");
         let script = "trap 'exit 3' TERM; echo $AMPHI_JOB_DIR >began.new; mv began.new began; sleep 600 & wait";
@@ -115,9 +115,9 @@ fn processes(words: &[&str]) -> Vec<Pid> {
     found
 }
 
-/// Goal: a job gets its files, its program a mount, what it made is brought out, its exit code is the job's, JSON is as
-/// described, and nothing is left. Method: a job of one node that copies within its file system; then jobs that are
-/// refused.
+/// Goal: a job gets its files and its program a mount, the program's results are brought out, its exit code is the exit
+/// code of the job, the JSON output is as described, and nothing is left. Method: a job of one node that copies within
+/// its file system; then jobs that are refused.
 #[test]
 fn a_job_of_one_node() {
     let site = Site::new();
@@ -133,7 +133,7 @@ fn a_job_of_one_node() {
     assert_eq!((&report["program"]["exit"], &report["ended_by"]), (&5.into(), &"program".into()));
     assert_eq!((&report["staged"][0]["files"], &report["staged"][0]["bytes"]), (&2.into(), &300_005.into()));
 
-    // What cannot be brought out is known before the program begins.
+    // If something could not be brought out, the job says so before the program begins.
     for (option, words) in [
         ("x:out/made", "is there already"),
         ("x:out/none/y", "No such file"),
@@ -149,14 +149,14 @@ fn a_job_of_one_node() {
     assert!(!site.place.path("began").exists());
     let out = site.run(&["--", "/no/such/program"]);
     assert_eq!(out.status.code(), Some(2));
-    // What was not made cannot be brought out, which a program that was content does not hide.
+    // A file that was not made cannot be brought out, and the job reports this even if the program succeeded.
     let out = site.run(&["--stage-out", "x:out/y", "--", "true"]);
     assert_eq!(out.status.code(), Some(1));
     site.nothing_left();
 }
 
 /// Goal: a program that is killed, SIGTERM with and without files to bring out, a program that does not end then, and
-/// the death of the command itself leave nothing. Method: each of them.
+/// the death of the command itself leave nothing. Method: one job for each case.
 #[test]
 fn jobs_that_end_otherwise() {
     let site = Site::new();
@@ -177,7 +177,7 @@ fn jobs_that_end_otherwise() {
         site.nothing_left();
     }
 
-    // A batch system may send it to the processes of the file system alone.
+    // A batch system may send the signal only to the processes of the file system.
     let (mut job, mount) = site.started(&["--stage-in", "in", "--stage-out", "in:out/step", "--stage-out-on-term"]);
     let own = Pid::from_child(&job);
     let keeper = processes(&["job node"]).into_iter().find(|pid| parent_of(*pid) == Some(own)).expect("a keeper");
@@ -198,13 +198,13 @@ fn jobs_that_end_otherwise() {
     std::fs::remove_file(site.place.path("began")).expect("remove");
     site.nothing_left();
 
-    // Its keeper notices, and takes everything along.
+    // The keeper notices this, and removes everything.
     let (mut job, _) = site.started(&[]);
     job.kill().expect("kill");
     job.wait().expect("wait");
     eventually("nothing is left", || site.left().is_empty());
 
-    // All parts that could notice die, and the file system ends in order by itself.
+    // All processes that could notice the end are killed, and the file system ends in order by itself.
     let (mut job, mount) = site.started(&[]);
     let folder = mount.parent().expect("folder").display().to_string();
     let own = Pid::from_child(&job);
@@ -234,8 +234,8 @@ fn parent_of(pid: Pid) -> Option<Pid> {
     Pid::from_raw(stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?)
 }
 
-/// Goal: what is left if all processes of a job are killed is removed by `amphi job clean`, and by the next job, and a
-/// job that lives is not. Method: two such jobs, and a living one.
+/// Goal: if all processes of a job are killed, `amphi job clean` and the next job remove what is left, but not the
+/// files of a job that still runs. Method: two such jobs, and one that still runs.
 #[test]
 fn what_killed_jobs_leave() {
     let site = Site::new();
@@ -280,9 +280,37 @@ fn what_killed_jobs_leave() {
     site.nothing_left();
 }
 
+/// Goal: a job that another one has submitted goes on when that one ends, with its file system and with the shell that
+/// started it; what the program has left otherwise ends; also where the folder of jobs is named by a symbolic link.
+/// Method: a program that starts a batch job of another number and a process, and ends.
+#[test]
+fn a_submitted_job_outlives_its_job() {
+    let site = Site::new();
+    let link = site.place.path("link");
+    std::os::unix::fs::symlink("s", &link).expect("symlink");
+    let next = "touch $AMPHI_JOB_DIR/x began; until test -e go; do sleep 0.1; done; test -e $AMPHI_JOB_DIR/x";
+    let batch =
+        format!("\"$AMPHI\" job run --size 512M --targets 2 -- sh -c '{next}'; echo $? >ended.new; mv ended.new ended");
+    let script = "SLURM_JOB_ID=78 setsid sh -c \"$BATCH\" </dev/null >batch.log 2>&1 & \
+                  setsid sh -c 'echo $$ >left.new; mv left.new left; exec sleep 600' </dev/null >/dev/null 2>&1 & \
+                  until test -e began && test -e left; do sleep 0.1; done";
+    let mut job = site.job(&["--", "sh", "-c", script]);
+    job.env("AMPHI_JOB_SCRATCH", &link).env("SLURM_JOB_ID", "77").env("BATCH", batch);
+    let out = job.env("AMPHI", amphi().get_program()).output().expect("amphi starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let left = std::fs::read_to_string(site.place.path("left")).expect("read");
+    let words = std::fs::read(Path::new("/proc").join(left.trim()).join("cmdline")).unwrap_or_default();
+    assert!(words.is_empty(), "what the program left has ended");
+    assert!(!site.place.path("ended").exists(), "the other job lives");
+    std::fs::write(site.place.path("go"), b"").expect("write");
+    eventually("the other job ends", || site.place.path("ended").exists());
+    assert_eq!(std::fs::read_to_string(site.place.path("ended")).expect("read"), "0\n");
+    site.nothing_left();
+}
+
 /// Goal: several nodes have a server and a mount each, which see each other's files, with a key of the job's own; and
-/// nothing is left, also if one of them is lost. Method: two "nodes" of this machine, whose commands differ by their
-/// names alone.
+/// nothing is left, also if one of them is lost. Method: two "nodes" on this machine, whose launch commands differ only
+/// in the names.
 #[test]
 fn a_job_of_two_nodes() {
     let site = Site::new();

@@ -93,7 +93,7 @@ fn outputs_are_as_their_schemas_say() {
         ("explain", vec!["explain", "--json", &file]),
         ("quota", vec!["quota", "list", "--json", "-m", &mount]),
     ] {
-        // A calibration of so short measurements is for this test alone.
+        // The calibration of such short measurements is for this test only.
         let out = amphi().env("AMPHI_STATE", place.path("state")).args(&args).output().expect("amphi starts");
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         let mut found = Vec::new();
@@ -108,7 +108,7 @@ fn outputs_are_as_their_schemas_say() {
     up.stop();
 }
 
-/// Goal: the test above would notice. Method: values with a fault each.
+/// Goal: the test above would notice. Method: values with one error each.
 #[test]
 fn what_a_schema_does_not_describe_is_found() {
     let schema = json!({

@@ -33,7 +33,7 @@ fn end((_place, server, mounts): (Place, Daemon, [Daemon; 2])) {
     server.stop();
 }
 
-/// Changes one name of `dir` and of `names`, and sometimes sets the time of modification to what it was before.
+/// Changes one name of `dir` and of `names`, and sometimes sets the modification time back to the previous one.
 fn change(random: &mut Random, dir: &Path, names: &mut Names) {
     let before = fs::metadata(dir).expect("stat");
     let fresh = format!("new-{}", random.below(1 << 40));
@@ -61,8 +61,8 @@ fn change(random: &mut Random, dir: &Path, names: &mut Names) {
 }
 
 /// Goal: a listing of an unchanged directory costs the mount no request, and each listing shows at once the changes of
-/// another mount, also where those set the times back. Method: two mounts. The listings of one are counted. Then both
-/// change names in turn and the other one lists.
+/// another mount, even if that mount sets the times back. Method: two mounts. The listings of one are counted. Then
+/// both change names in turn and the other one lists.
 #[test]
 fn listings_are_kept_and_true() {
     let all = two();
@@ -94,7 +94,7 @@ fn listings_are_kept_and_true() {
 
 /// Goal: a program that keeps a directory open sees the changes when it restarts the listing, and a listing in progress
 /// returns each entry that stays exactly once. Method: `rewinddir` after changes of another mount. In a listing in
-/// small pieces, the entry returned last is removed on another mount, and others list everything.
+/// small pieces, another mount removes the entry that was returned last, and other programs list everything.
 #[test]
 fn open_directories_follow() {
     let all = two();
@@ -142,7 +142,8 @@ fn open_directories_follow() {
 
 /// Goal: a mount in sole mode caches listings as well, and they follow its own changes. A cached listing does not
 /// outlive the arrival of another mount, which may set times back, not even in a directory that a program holds open.
-/// Method: the listings of one mount are counted, with changes by it. Then a second mount changes names.
+/// Method: the requests for listings of one mount are counted, while it changes the directory. Then a second mount
+/// changes names.
 #[test]
 fn a_lone_mount_keeps_them_until_others_come() {
     let place = Place::new();

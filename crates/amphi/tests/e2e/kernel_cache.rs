@@ -1,4 +1,4 @@
-//! The kernel's caches of a mount: pages, names and attributes. None of them ever returns outdated data.
+//! The kernel's caches of a mount: pages, names and attributes. None of these caches ever returns outdated data.
 
 use crate::harness::{Place, Random, amphi, counter, eventually, pattern};
 use crate::two_mounts::Pair;
@@ -70,8 +70,8 @@ fn warm_reads_cost_no_request() {
     place.fsck();
 }
 
-/// Goal: access times are renewed as `relatime` says, although the kernel serves the reads. Method: a read after a
-/// change, one more behind it.
+/// Goal: access times are renewed as `relatime` says, although the kernel serves the reads. Method: one read after a
+/// change, and one more after that.
 #[test]
 fn a_read_by_the_kernel_renews_the_access_time() {
     let place = Place::new();
@@ -109,11 +109,11 @@ fn look(how: usize, file: &File, offset: u64, map: *const u8) -> u64 {
 
 /// Goal: a completed write on one mount is read by every later call on the other, from whichever place the kernel
 /// serves it (Promise S1 across mounts). Method: one mount fills three files with a number that grows, through open
-/// files that are kept or new ones each time. On the other mount, one thread for each file reads it, by `pread`,
+/// files that are kept or new ones each time. On the other mount, one thread for each file reads that file, by `pread`,
 /// through a mapping or by `sendfile`. No value may be smaller than the last one written before the read.
 fn reads_follow_the_other_mount(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
-    // A file for each way, so that no way refreshes the pages of another.
+    // Each way has a file of its own, so that no way refreshes the pages of another.
     let name = |x: &Path, how: usize| x.join(format!("f{how}"));
     (0..3).for_each(|how| fs::write(name(&pair.a, how), vec![0; PAGES * PAGE]).expect("write"));
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -197,7 +197,7 @@ fn reads_follow_the_other_mount_of_three_servers() {
 /// Goal: pages that the kernel keeps between opens show the present file, whatever another mount does to it: it writes,
 /// cuts, extends, punches holes, or replaces the file (Promises S1, S5 across mounts). Method: each change on one mount
 /// is followed by a read of everything on the other one, through an open file that stays and through a new one. The
-/// other mount has read the file before.
+/// other mount has read the file before each change.
 #[test]
 fn kept_pages_follow_every_change() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -229,7 +229,7 @@ fn kept_pages_follow_every_change() {
                 is[100.min(end)..end].fill(0);
             }
             4 => {
-                // Behind the end, in its last page.
+                // Bytes behind the end of the file, in its last page.
                 let end = is.len();
                 writer.write_all_at(&[byte; 10], end as u64 + 20).expect("write");
                 is.resize(end + 30, 0);
@@ -257,7 +257,7 @@ fn kept_pages_follow_every_change() {
     pair.stop();
 }
 
-/// Reads all of a file by one of the ways that the kernel has. The size that the kernel has may be old for some of them
+/// Reads all of a file in one of the kernel's ways. The size that the kernel has may be old for some of them
 /// (docs/SEMANTICS.md, Several mounts), so a call requests it first.
 fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
     let len = file.metadata().expect("stat").len() as usize;
@@ -293,7 +293,7 @@ fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
 }
 
 /// Goal: whatever two mounts do to a file in turn, each of them reads its current contents, in every way that the
-/// kernel has, through open files that stay and through new ones (Promises S1, S3 across mounts). Method: random
+/// kernel offers, through open files that stay and through new ones (Promises S1, S3 across mounts). Method: random
 /// changes on either mount, through open files that write and are closed, so that the kernels keep pages in between.
 /// After each change one of the mounts reads, and the result is compared with a vector.
 #[test]
@@ -379,7 +379,7 @@ fn warm_reads_beside_another_mount() {
         kept.read_exact_at(&mut [0; 5000], 3000).expect("read");
     }
     assert_eq!(asked(), before);
-    // An open file that writes ends it.
+    // A file that is open for writing ends the timeout.
     let writer = open(pair.a.join("f"), OFlags::RDWR, Mode::empty()).expect("open");
     let before = by_kernel(&pair.b);
     fs::read(pair.b.join("f")).expect("read");
@@ -431,7 +431,7 @@ fn attributes_follow_the_other_mount() {
             n += 1;
             for a in &files {
                 let mode = Mode::from_raw_mode((n % 512) as u32);
-                // While it is open for writing nothing is lent, and some time behind.
+                // While the file is open for writing, and for some time after that, attributes get no timeout.
                 match n % 100 {
                     0 => File::options().write(true).open(a).expect("open").set_len(n).expect("extend"),
                     50 => {
@@ -459,8 +459,8 @@ fn attributes_follow_the_other_mount() {
 
 /// Goal: a mount that was stopped returns no old data, neither bytes nor attributes, from its kernel's caches
 /// (docs/SEMANTICS.md, Several mounts). Method: a file is read on one mount, whose process is then stopped. Another
-/// mount writes the file, which has to wait. Once that has returned, no read or stat on the stopped mount returns the
-/// old state.
+/// mount writes the file, and its write has to wait. Once the write has returned, no read or stat on the stopped mount
+/// returns the old state.
 #[test]
 fn a_stopped_mount_shows_nothing_old() {
     let place = Place::new();
@@ -486,7 +486,7 @@ fn a_stopped_mount_shows_nothing_old() {
                 let before = written.load(SeqCst);
                 let (mut byte, is) = ([0], file.read_at(&mut [0; 1], 0).and_then(|_| file.metadata()));
                 let read = file.read_at(&mut byte, 5000);
-                // Once its session is over every call fails.
+                // Once the session is over, every call fails.
                 let (Ok(is), Ok(_)) = (is, read) else { return looks };
                 assert!(!before || (byte == [2] && is.len() == 5001), "after the write: {byte:?}, {} bytes", is.len());
                 looks += 1;
@@ -513,9 +513,9 @@ fn a_stopped_mount_shows_nothing_old() {
     server.stop();
 }
 
-/// Goal: a file, a directory and a mount each have a setting of who serves reads, and each takes precedence over the
-/// next one (Promise S3). Method: `amphi layout set` and a tunable. Opens are counted by reason, for a large file and a
-/// small one.
+/// Goal: a file, a directory and a mount each have a setting that says who serves reads, and each of these settings
+/// takes precedence over the next one (Promise S3). Method: `amphi layout set` and a tunable. Opens are counted by
+/// reason, for a large file and a small one.
 #[test]
 fn the_kernel_cache_can_be_set() {
     let place = Place::new();
@@ -610,10 +610,11 @@ fn a_descriptor_opened_first_is_served_by_the_kernel() {
     up.stop();
 }
 
-/// Goal: the mount serves all files of a program that is known to read in large pieces, and those of other programs
-/// not. It does the same for files of a directory that are read in this way, and for programs that announce it. A wrong
-/// guess is not repeated (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of separate directories.
-/// One directory is set so that the mount sees how it is read.
+/// Goal: if a program is known to read in large pieces, the mount serves all files of that program, but not the files
+/// of other programs. The mount does the same for files of a directory that are read in large pieces, and for programs
+/// that announce it. A wrong guess is not repeated (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on
+/// files of separate directories. One directory has a setting by which the mount serves its reads and so learns how its
+/// files are read.
 #[test]
 fn a_program_known_for_large_reads_is_served_by_the_mount() {
     const BYTES: usize = 2 << 20;
@@ -663,8 +664,8 @@ fn a_program_known_for_large_reads_is_served_by_the_mount() {
 }
 
 /// Goal: a reader whose `read` the kernel serves sees a record once its append on another mount has returned, also
-/// while that mount continues appending. Method: one mount appends records and counts them. The other one reads the
-/// last record that was counted, through a file that is open all the time, and must never find the end before it.
+/// while that mount continues appending. Method: one mount appends records and counts them. The other mount reads the
+/// last counted record, through a file that stays open, and must never find the end of the file before it.
 #[test]
 fn records_are_read_as_soon_as_they_are_appended() {
     const RECORD: usize = 100;

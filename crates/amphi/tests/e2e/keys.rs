@@ -35,7 +35,7 @@ pub(crate) fn as_user(uid: &str, script: &str) -> Output {
         .expect("setpriv (util-linux) runs")
 }
 
-/// Takes away what a killed mount left.
+/// Unmounts what a killed mount has left.
 pub(crate) fn detach(dir: &Path) {
     let command = if is_root() { "umount" } else { "fusermount3" };
     let how: &[&str] = if is_root() { &["-l"] } else { &["-u", "-z"] };
@@ -50,14 +50,14 @@ pub(crate) fn is_root() -> bool {
 pub(crate) struct Cluster {
     pub(crate) place: Place,
     pub(crate) server: Daemon,
-    /// Where it listens on loopback.
+    /// The address on loopback where the server listens.
     pub(crate) tcp: String,
-    /// Its public key.
+    /// The server's public key.
     pub(crate) fingerprint: String,
 }
 
 impl Cluster {
-    /// The administrator of the cluster comes over the network.
+    /// The administrator of the cluster connects over the network.
     pub(crate) fn start() -> Cluster {
         let place = Place::new();
         chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
@@ -77,7 +77,7 @@ impl Cluster {
         (server, tcp)
     }
 
-    /// Makes the identity `name`, which trusts the server; its public key.
+    /// Makes the identity `name`, which trusts the server, and returns its public key.
     pub(crate) fn make(&self, name: &str) -> String {
         done(&["key", "make", &self.id(name), "--server", &self.fingerprint])
     }
@@ -110,12 +110,12 @@ impl Cluster {
 
     /// Mounts with an identity at a place of that name.
     pub(crate) fn mount(&self, name: &str, identity: &str) -> Daemon {
-        // It may be there, and that of a mount whose process was killed.
+        // The folder may exist already, and so may the mount of a killed process.
         let _ = fs::create_dir(self.place.path(name));
         Daemon::start(&["mount", "--cluster", &self.tcp, "--identity", &self.id(identity), &self.place.text(name)])
     }
 
-    /// A mount of whoever is root of the cluster.
+    /// A mount of a user who is root of the cluster.
     pub(crate) fn trusted(&self) -> Daemon {
         self.place.mount_at("trusted", &[])
     }
@@ -130,8 +130,9 @@ fn owner(path: &Path) -> (u32, u32) {
     (found.uid(), found.gid())
 }
 
-/// Goal: a host mounts with only its own key. Its root is nobody on the servers in each operation, and other users are
-/// themselves. With root=keep he is root. Method: real mounts, as root and as two users, compared with a trusted one.
+/// Goal: a host mounts with only its own key. On the servers, root of the host counts as nobody in each operation, and
+/// other users count as themselves. With root=keep, root of the host counts as root. Method: real mounts, as root and
+/// as two users, compared with a trusted one.
 #[test]
 fn keys_root_of_a_client_is_nobody() {
     if !is_root() {
@@ -250,9 +251,9 @@ fn keys_in_wrong_hands_are_refused() {
 }
 
 /// Goal: the mount of a removed key ends within two seconds and is not admitted again, and that of another key
-/// continues. An evicted session ends and may be mounted again. If identities are required, the cluster key admits no
-/// client over the network, but admits root over the Unix socket. All of this survives a restart and is in the audit
-/// log. Method: real mounts.
+/// continues. After the end of an evicted session, the host may mount again. If identities are required, the cluster
+/// key admits no client over the network, but admits root over the Unix socket. All of this survives a restart and is
+/// in the audit log. Method: real mounts.
 #[test]
 fn keys_that_are_removed_end_their_mounts() {
     let cluster = Cluster::start();
@@ -314,8 +315,8 @@ fn keys_that_are_removed_end_their_mounts() {
     cluster.place.fsck();
 }
 
-/// Goal: users of a group's hosts have other numbers on the servers, and see their own numbers on the mount. Method: a
-/// mount with mappings is used as two users, and compared with a trusted one.
+/// Goal: users of a group's hosts have other numbers on the servers, and see their own numbers on the mount. Method:
+/// two users use a mount with mappings, and the results are compared with those of a trusted mount.
 #[test]
 fn keys_map_users() {
     if !is_root() {

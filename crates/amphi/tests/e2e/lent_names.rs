@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 const ENOENT: i32 = 2;
 
-/// Whether the kernel of this machine has the required behaviour, tested without AmphiFS. Otherwise names get no
-/// timeout, and the tests hold all the same except for their counts.
+/// Returns whether the kernel of this machine has the required behaviour, tested without AmphiFS. Otherwise names get
+/// no timeout, and the tests hold all the same except for their counts.
 fn kernel_can() -> bool {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/kernel-names");
     let out = Command::new(script).output().expect("scripts/kernel-names");
@@ -28,7 +28,7 @@ fn kernel_can() -> bool {
     can
 }
 
-/// Invalidated names get a timeout again at once.
+/// Names that are invalidated get a timeout again at once.
 const RESTLESS: [&str; 2] = ["--set", "names.rest_ms=0"];
 
 /// Look-ups that the kernel sends while `work` is done.
@@ -38,7 +38,7 @@ fn lookups(mount: &Path, work: impl FnOnce()) -> u64 {
     counter(mount, "lookup_kernel") - before
 }
 
-/// Looks up `path` until that costs no request, if names have a timeout at all.
+/// Looks up `path` until a look-up costs no request, if names get timeouts at all.
 fn warm(mount: &Path, path: &Path) {
     let look = || (0..3).for_each(|_| drop(fs::symlink_metadata(path)));
     eventually("the path is lent", || lookups(mount, look) == 0);
@@ -99,8 +99,8 @@ fn what_is_made_under_an_absent_name_has_that_name() {
     pair.stop();
 }
 
-/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot report it. Method: the
-/// signals that the threads block, as `/proc` shows them.
+/// Goal: a signal that ends the mount is never delivered to the threads that walk paths, because these cannot handle
+/// it. Method: the set of signals that these threads block, as `/proc` shows it.
 #[test]
 fn walking_threads_leave_signals_to_others() {
     let can = kernel_can();
@@ -125,7 +125,7 @@ fn walking_threads_leave_signals_to_others() {
     server.stop();
 }
 
-/// A few directories below two others. Each contains one directory whose name identifies it.
+/// A few directories below two others. Each of them contains one directory whose name identifies it.
 struct Model {
     /// The existing directories, by name.
     dirs: BTreeMap<u64, u64>,
@@ -204,8 +204,8 @@ impl Model {
     }
 }
 
-/// Changes names on one of `mounts`, mostly the first one. Before that they are looked up on another one until they may
-/// have a timeout, and right after it on all of them.
+/// Changes names on one of `mounts`, mostly the first one. Before each change the names are looked up on another mount
+/// until they may have a timeout, and directly after it on all mounts.
 fn changes_are_seen(mounts: &[&PathBuf], count: u64, seed: u64) {
     let can = kernel_can();
     let mut random = Random::new(seed);
@@ -252,12 +252,12 @@ fn changes_among_three_mounts_and_servers() {
     pair.stop();
 }
 
-/// The object that a name of the model leads to.
+/// The inode that a name of the model leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Thing {
     /// A file of this content, maybe with other names.
     File(u64),
-    /// A symbolic link to this.
+    /// A symbolic link to this path.
     Link(u64),
     Directory,
 }
@@ -359,7 +359,7 @@ impl Things {
 
 /// Goal: Promise S1 for names of files, symbolic links and absent names under a timeout: the next call sees the changes
 /// of another mount. Method: files are made in both ways, linked, renamed over others, exchanged, removed and replaced
-/// by other kinds on two mounts. Each name is looked up often before and once after.
+/// by other kinds on two mounts. Each name is looked up often before the change and once after it.
 #[test]
 fn changes_of_files_elsewhere_are_seen_by_the_next_call() {
     let can = kernel_can();
@@ -407,9 +407,9 @@ fn together(mounts: &[&PathBuf], threads: usize, work: impl Fn(usize, &Path) + C
     }
 }
 
-/// Goal: lending and taking back never wait for a change that waits for them. Method: two mounts rename directories
-/// across two others, exchange them, make and remove names in them and walk through them, all at the same time. Every
-/// call returns, and in the end both mounts show the same.
+/// Goal: giving and ending timeouts never waits for a change that itself waits for that. Method: two mounts rename
+/// directories across two others, exchange them, make and remove names in them and walk through them, all at the same
+/// time. Every call returns, and in the end both mounts show the same.
 #[test]
 fn renames_of_lent_names_on_both_mounts_end() {
     let pair = Pair::new(1, &["--targets", "2"], &RESTLESS);
@@ -453,10 +453,10 @@ fn renames_of_lent_names_on_both_mounts_end() {
     pair.stop();
 }
 
-/// Goal: the invalidation of a name never waits for a change in the same directory that waits for it: not even where
-/// the kernel has dropped its entry there. Method: two mounts make files in both ways, link, rename and remove them
-/// under few names of one directory, and look them up in between until they may have a timeout. Every call returns, and
-/// in the end both mounts show the same.
+/// Goal: the invalidation of a name never waits for a change in the same directory that waits for it, even if the
+/// kernel has dropped its entry there. Method: two mounts make files in both ways, link, rename and remove them under a
+/// few names of one directory, and look these names up in between until they may have a timeout. Every call returns,
+/// and in the end both mounts show the same.
 #[test]
 fn files_of_lent_names_on_both_mounts() {
     let pair = Pair::new(1, &["--targets", "2"], &RESTLESS);
@@ -494,7 +494,7 @@ fn files_of_lent_names_on_both_mounts() {
     pair.stop();
 }
 
-/// Whether a name is shown as present, or as absent.
+/// Returns whether a name is shown as present, or as absent.
 fn is_shown(path: &Path, as_there: bool) -> bool {
     match fs::metadata(path) {
         Ok(_) => as_there,
@@ -514,7 +514,7 @@ fn a_stopped_mount_shows_no_old_name() {
     let (at, other) = (place.path("a"), place.path("b"));
     fs::create_dir_all(at.join("d/e")).expect("mkdir");
     fs::write(at.join("file"), b"x").expect("write");
-    // The state that the stopped mount must not show any more: two names, and the absence of a third one.
+    // The state that the stopped mount must no longer show: two names, and the absence of a third one.
     let old = ["d/e", "file", "new"].map(|name| (other.join(name), name != "new"));
     for (path, is_there) in &old {
         assert_eq!(fs::metadata(path).is_ok(), *is_there);
@@ -550,7 +550,7 @@ fn a_stopped_mount_shows_no_old_name() {
     server.stop();
 }
 
-/// A bind mount, which goes when it is dropped.
+/// A bind mount, which is removed when the value is dropped.
 struct Bind(PathBuf);
 
 impl Bind {
@@ -567,8 +567,8 @@ impl Drop for Bind {
 }
 
 /// Goal: a file system mounted below a directory whose name has a timeout stays when names are invalidated, also its
-/// own. Method: a bind mount in a deep directory, changes around it and of its path by another mount that change
-/// nothing of it.
+/// own. Method: a bind mount in a deep directory; another mount makes changes around it and to its path that do not
+/// alter it.
 #[test]
 fn mounts_below_lent_names_stay() {
     let pair = Pair::new(1, &["--targets", "2"], &RESTLESS);
@@ -585,7 +585,7 @@ fn mounts_below_lent_names_stay() {
             assert_eq!(fs::read(there.join("f")).expect("bound"), b"bound");
             assert_eq!(fs::read(&file).expect("bound"), b"bound");
         });
-        // Each of these takes names of the path back, or tries to.
+        // Each of these calls invalidates names of the path, or tries to.
         assert_eq!(fs::create_dir(pair.a.join("d")).map_err(|e| e.kind()), Err(ErrorKind::AlreadyExists));
         assert_eq!(fs::create_dir(pair.a.join("d/e")).map_err(|e| e.kind()), Err(ErrorKind::AlreadyExists));
         assert!(rerrno(renameat_with(CWD, pair.a.join("d/none"), CWD, pair.a.join("d/e"), RenameFlags::empty())) != 0);
@@ -606,9 +606,9 @@ fn mounts_below_lent_names_stay() {
     pair.stop();
 }
 
-/// Goal: a mount whose names have timeouts can be unmounted at any moment, by every user, and its process ends. A
-/// killed one ends at once. Method: walks on three threads until the unmount, which must succeed as soon as they have
-/// ended, or lazily in the midst of them.
+/// Goal: a mount whose names have timeouts can be unmounted at any moment, by every user, and its process ends. The
+/// kill of a mount takes effect at once. Method: three threads walk paths until the unmount, which must succeed as soon
+/// as they have ended; a lazy unmount must succeed while they walk.
 #[test]
 fn unmounts_and_kills_while_names_are_lent() {
     let place = Place::new();

@@ -120,9 +120,9 @@ fn looks(path: &Path, kept: &OwnedFd) -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Goal: a store through a mapping that was made stable (msync, fsync, munmap) is seen by the other mount, in every way
-/// of reading. This is so even if the other mount has read the page before, keeps a lock for that, and has changed
+/// of reading. This holds even if the other mount has read the page before, keeps a lock for that, and has changed
 /// another part of the file between the store and the sync, so that the page is written back while its lock is
-/// returned. Method: each way to have read before, to change, to sync and to read, with both mounts in turn.
+/// returned. Method: each way to read before, to change, to sync and to read, with both mounts in turn.
 #[test]
 fn synced_stores_are_seen_by_the_other_mount() {
     const PAGES: usize = 10;
@@ -190,9 +190,9 @@ fn synced_stores_are_seen_by_the_other_mount() {
 }
 
 /// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, in either order
-/// (docs/SEMANTICS.md, Mappings). Method: one thread writes 8 bytes at the start of every page of a file. Another one
-/// stores 8 bytes in the middle of it at the same time, through new mappings, repeatedly. Both are read in the mapping,
-/// and by `pread` after it was removed.
+/// (docs/SEMANTICS.md, Mappings). Method: one thread writes 8 bytes at the start of every page of a file. Meanwhile
+/// another program repeatedly stores 8 bytes in the middle of the page, through new mappings. The test reads both in
+/// the mapping, and by `pread` after the mapping was removed.
 #[test]
 fn stores_and_writes_to_one_page() {
     const PAGES: usize = 64;
@@ -300,7 +300,7 @@ impl Course {
     }
 }
 
-/// Stores into the first pages of a file through a mapping, one after the other, with a pause after all.
+/// Stores into the first pages of a file through a mapping, one after the other, with a pause after each pass.
 fn stores(course: &Course, path: &Path, pages: usize, pause: Duration) {
     let f = open(path, OFlags::RDWR, Mode::empty()).expect("open");
     let rw = ProtFlags::READ | ProtFlags::WRITE;
@@ -320,7 +320,7 @@ fn stores(course: &Course, path: &Path, pages: usize, pause: Duration) {
 
 /// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount all
 /// make progress, even if such programs run on both mounts. No mount is evicted (docs/locking/kernel_pages.md). Method:
-/// all of them at once, with one server and with three. Afterwards all bytes written by calls are there.
+/// all of them at once, with one server and with three. Afterwards all bytes that calls have written are there.
 #[test]
 fn stores_truncates_and_writes_of_two_mounts_get_on() {
     const WHOLE: u64 = 1 << 20;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Where groups are made, the file that exists if memory is limited there, the files of limit and usage.
+/// The folder in which memory groups are made, the file that exists if memory is limited there, and the files with
+/// limit and usage.
 const ROOTS: [[&str; 4]; 2] = [
     ["/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.limit_in_bytes", "memory.usage_in_bytes"],
     ["/sys/fs/cgroup", "cgroup.controllers", "memory.max", "memory.current"],
@@ -16,12 +17,12 @@ pub struct MemoryGroup {
     dir: PathBuf,
     usage: &'static str,
     limit: u64,
-    /// Memory that the group pays for.
+    /// Memory that is charged to the group.
     ballast: PathBuf,
 }
 
 impl MemoryGroup {
-    /// A new one; nothing if this machine or this user has none to give.
+    /// Makes a new group; returns nothing if this machine or this user cannot make one.
     pub fn make(limit: u64) -> Option<MemoryGroup> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("amphi-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));

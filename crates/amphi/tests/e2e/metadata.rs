@@ -100,7 +100,7 @@ fn answered(data: &str, answer: &str) -> (Option<i32>, String) {
 /// Goal: any one block of metadata may be damaged while no server runs. No data is lost and no wrong data is served.
 /// The check of the folder reports the damage, and so does `status`. `fsck --repair` shows its plan, asks on a
 /// terminal, and follows the answer. Method: a part of a tree is in segments and a part in the log of a killed server.
-/// In each round a byte or a sector of a random block in use changes, the tree is compared through a new server and
+/// In each round a byte or a sector of a random block in use is changed, the tree is compared through a new server and
 /// mount, and the server is killed.
 #[test]
 fn a_damaged_block_of_metadata_loses_nothing() {
@@ -149,7 +149,7 @@ fn a_damaged_block_of_metadata_loses_nothing() {
         let out = run(&["status", "--json", &root.display().to_string()]);
         let status: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
         rebuilt += status["targets"][0]["rebuilt_blocks"].as_u64().expect("a number");
-        // A start may have taken a checkpoint, and the next round wants a block of the log.
+        // The start may have taken a checkpoint, but the next round needs a block of the log.
         fs::create_dir(root.join("comes and goes")).expect("mkdir");
         fs::remove_dir(root.join("comes and goes")).expect("rmdir");
         mount.stop();

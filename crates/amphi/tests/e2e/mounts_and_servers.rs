@@ -117,7 +117,7 @@ fn servers_join_two_mounts_that_work() {
 
 /// Goal: a live server that does not answer for a while delays the operations on its targets and nothing else, and no
 /// change is lost or executed twice when it continues. Method: each server in turn gets SIGSTOP under load of two
-/// mounts. Files on other servers are written meanwhile.
+/// mounts. Meanwhile files on other servers are written.
 #[test]
 fn servers_that_hang_are_waited_for() {
     let place = Place::new();
@@ -171,7 +171,7 @@ fn mounts_come_and_go_under_load() {
 }
 
 /// Goal: Promise S19, S20, S21 with several servers: locks of applications exclude each other between mounts on every
-/// server, survive its restart, and go with a mount that is killed. Method: `flock` on files on all targets by two
+/// server, survive its restart, and end with a mount that is killed. Method: `flock` on files on all targets by two
 /// mounts.
 #[test]
 fn file_locks_hold_on_every_server() {

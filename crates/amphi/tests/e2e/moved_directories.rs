@@ -67,7 +67,7 @@ fn follows_moves(servers: usize) {
         change(&there);
         let parent = there.join(now).parent().expect("a parent").to_path_buf();
         let above = fs::metadata(&parent).expect("stat").ino();
-        // On a machine without a free core a mount may not be waited for.
+        // On a machine without a free core, the server may not wait for a mount.
         eventually(what, || path_of(&kept) == here.join(now));
         assert_eq!(statat(&kept, "..", AtFlags::empty()).expect("stat").st_ino, above, "{what}: ..");
         mkdirat(&kept, "../made", Mode::from_raw_mode(0o755)).expect("mkdir");
@@ -84,9 +84,9 @@ fn follows_moves(servers: usize) {
     pair.stop();
 }
 
-/// Goal: another mount moves a directory in which a program works, or its parents. The program then has the new parent
-/// above it even without a look-up there: for look-ups, creations and removals, and in its path. Method: a descriptor
-/// on one mount, changes of names on the other, all with `..` and `/proc`. (Promise S1)
+/// Goal: another mount moves a directory in which a program works, or its parents. Even without a look-up there, the
+/// program then has the new parent above it: for look-ups, creations and removals, and in its path. Method: a
+/// descriptor on one mount, changes of names on the other, all with `..` and `/proc`. (Promise S1)
 #[test]
 fn open_directories_follow_moves() {
     follows_moves(1);
@@ -98,8 +98,9 @@ fn open_directories_follow_moves_of_three_servers() {
     follows_moves(3);
 }
 
-/// Goal: a directory that another mount removes or replaces has no path any more, also if one of its name is made anew.
-/// Method: a descriptor of it. `/proc` says that it was removed, as for a local directory. (Promise S6)
+/// Goal: a directory that another mount removes or replaces has no path any more, even if a directory of the same name
+/// is made again. Method: a descriptor of the directory. `/proc` shows that the directory was removed, as for a local
+/// directory. (Promise S6)
 #[test]
 fn removed_directories_have_no_path() {
     let pair = Pair::new(1, &[], &[]);
@@ -125,7 +126,7 @@ fn removed_directories_have_no_path() {
 
 /// Goal: moves never wait for operations that wait for them, and are followed also where the kernel could not do it at
 /// once. Method: programs on both mounts make, move and remove names in two directories between which others are moved
-/// to and fro, so that their locks are held nearly all the time. In the end the paths are checked.
+/// to and fro, so that their locks are held nearly all the time. At the end the paths are checked.
 #[test]
 fn moves_beside_changes_on_both_mounts() {
     let pair = Pair::new(1, &[], &[]);

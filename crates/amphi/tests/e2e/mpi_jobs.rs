@@ -22,8 +22,8 @@ fn script(path: &Path, text: &str) {
 }
 
 /// Goal: a launcher of either library gives the right shim to its ranks and gets its own arguments unchanged. A program
-/// without a launcher gets the shim in its environment. What cannot work is refused with code 2 before anything runs.
-/// Method: scripts that say which library they belong to and print what they are given.
+/// without a launcher gets the shim in its environment. A command that cannot work is refused with code 2 before
+/// anything runs. Method: scripts that identify themselves as one of the MPI libraries and print what they are given.
 #[test]
 fn the_shim_reaches_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
@@ -31,7 +31,7 @@ fn the_shim_reaches_the_ranks() {
     for mpi in ["openmpi", "mpich", "abi"] {
         std::fs::write(at(&format!("libamphi_mpiio_{mpi}.so")), "").unwrap();
     }
-    // The other library of ours, which comes behind the shim where it is installed.
+    // The preload library, which is listed behind the shim where it is installed.
     let other = folder.path().join("libamphi_preload.so");
     let print = "for word in \"$@\"; do echo \"[$word]\"; done; echo \"preload=$LD_PRELOAD\"";
     let launcher = |name: &str, version: &str| {
@@ -110,7 +110,7 @@ fn nodes_of_a_job_keep_their_locks() {
             nodes[run % 2].write_at(&[IoSlice::new(&memory[aligned..aligned + RUN])], (run * RUN) as u64).unwrap();
         }
         assert!(nodes.iter().all(|n| n.direct_requests() == 8), "blocks of a mount go direct");
-        // A part that is no whole block goes through the mount's cache, and its locks grow.
+        // A part that is no whole block uses the mount's cache, and its locks grow.
         for run in 0..16 {
             nodes[run % 2].write_at(&[IoSlice::new(&memory[..1000])], (run * RUN) as u64).unwrap();
         }
@@ -155,8 +155,8 @@ fn member(path: &Path) -> (CachedFile, Looker) {
 
 /// Goal: under the group lock the nodes of a job do not call back each other's locks, although their runs alternate and
 /// end within blocks. A plain reader, on whichever mount, sees every write that had ended, though the cache had written
-/// nothing. After the next sync this is so again. Method: two nodes on two mounts with dirty pages, and a reader on
-/// each mount in turn. The mounts' counters are checked.
+/// nothing. After the next sync the cache works as before. Method: two nodes on two mounts with dirty pages, and a
+/// reader on each mount in turn. The mounts' counters are checked.
 #[test]
 fn an_outside_reader_makes_the_job_write() {
     const RUN: u64 = 64 << 10;

@@ -31,7 +31,7 @@ impl Mounts {
         ["a", "b"].map(|mount| self.place.path(mount).join(name))
     }
 
-    /// How many locks were asked back, from either.
+    /// Returns how many locks were called back, from either mount.
     fn callbacks(&self) -> u64 {
         ["a", "b"].iter().map(|m| counter(&self.place.path(m), "lock_callback")).sum()
     }
@@ -111,9 +111,10 @@ fn records(round: usize) -> Vec<u8> {
     (0..RECORDS).flat_map(|record| (0..RECORD).map(move |at| (round * 101 + record * 7 + at / 11) as u8)).collect()
 }
 
-/// Goal: a job whose ranks reach the file over two mounts writes strided records of 47,008 bytes. Only its last request
-/// is unaligned. No mount calls back the other one's locks, except for the lock of the mount that made the file. The
-/// bytes are right on both mounts. Method: the cache's statistics, the mounts' counters, a plain read on each mount.
+/// Goal: a job whose ranks reach the file over two mounts writes strided records of 47,008 bytes. Only the job's last
+/// request is unaligned. No mount calls back the other one's locks, except for the lock of the mount that made the
+/// file. The bytes are right on both mounts. Method: the cache's statistics, the mounts' counters, a plain read on each
+/// mount.
 #[test]
 fn a_job_on_two_mounts_asks_no_locks_back() {
     let (tools, mounts) = (Tools::new(), Mounts::new());
@@ -167,7 +168,7 @@ fn small_parts_of_pages_leave_under_one_lock() {
 /// Goal: pages move to the node that continues to write or read them, with their dirty bytes, from one mount to the
 /// other and back. All of them are written back as whole pages, and the bytes are right on both mounts. Method: ranks
 /// of either node take turns with all pages. The program computes how many pages have to move, and the statistics have
-/// to agree. The owner of a page must send no more requests for it.
+/// to agree. For these pages the owner must send no more requests.
 #[test]
 fn pages_move_between_mounts() {
     const PAGES: u64 = 32;
@@ -188,12 +189,12 @@ fn pages_move_between_mounts() {
             let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
             let [moved, runs] = numbers[..] else { panic!("{printed}") };
             assert_eq!(value(&stats, "migrations"), moved, "{mpi}: {stats}");
-            // Until the second reference moves a page, each is a message; the rest is for four syncs by four ranks. A
-            // run that another node writes carries its lock with it.
+            // Until the second reference moves a page, each reference is a message; the other messages are for four
+            // syncs by four ranks. If another node writes a run, the lock on the run moves there.
             assert_eq!(value(&stats, "asked"), 2 * moved + 4 * 4, "{mpi}: {stats}");
             // The file lies in two objects, each of which has locks of its own: its first MiB, and the rest.
             assert!(asked_back <= 3 * (runs + 1), "{mpi}: {asked_back} locks were asked back for {runs} runs");
-            // Each turn writes all pages out once.
+            // Each turn writes out all pages once.
             assert_eq!(value(&stats, "fs_writes"), 3 * runs, "{mpi}: {stats}");
             assert_eq!(value(&stats, "fs_writes_aligned"), 3 * runs, "{mpi}: {stats}");
             for path in &paths {
@@ -204,9 +205,9 @@ fn pages_move_between_mounts() {
 }
 
 /// Goal: a plain reader of the file, over either mount, sees all synced bytes of the job, and later ones. With a group
-/// lock it sees all of them at once. Without one it sees those that the cache has written, which it does with whole
-/// pages that are idle for a while. Method: ranks read with plain calls over the mount of the other node and check each
-/// byte. The members of the group leave it once for each reader that finds them in it.
+/// lock it sees all of them at once. Without a group lock, it sees the bytes that the cache has written; the cache
+/// writes whole pages that are idle for a while. Method: ranks read with plain calls over the mount of the other node
+/// and check each byte. For each reader that finds them in the group, its members leave it once.
 #[test]
 fn plain_readers_see_what_a_job_on_two_mounts_wrote() {
     let (tools, mounts) = (Tools::new(), Mounts::new());
@@ -227,7 +228,7 @@ fn plain_readers_see_what_a_job_on_two_mounts_wrote() {
 
 /// Goal: if a rank is killed in the middle of a call, whether it is a leader or not, the job ends. Synced bytes stay,
 /// on both mounts, and every program can read and write them as before. Method: all ranks write the same pages, which
-/// move, and a thread kills one of them. Then the file is read, written over one mount and read over the other one.
+/// move, and a thread kills one of them. Then the file is read, written over one mount, and read over the other one.
 #[test]
 fn a_killed_rank_leaves_both_mounts_in_order() {
     let (tools, mounts) = (Tools::new(), Mounts::new());

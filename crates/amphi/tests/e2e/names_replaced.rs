@@ -27,7 +27,7 @@ fn opened(path: &Path, flags: OFlags) -> Result<(), Errno> {
     open(path, flags, Mode::from_raw_mode(0o644)).map(drop)
 }
 
-/// Calls on a name that always is there: `n` is a program, `l` a symbolic link to it.
+/// Calls on a name that exists all the time: `n` is a program, `l` a symbolic link to it.
 const CALLS: &[(&str, Call)] = &[
     ("open", |d| opened(&d.join("n"), OFlags::RDONLY)),
     ("open to write", |d| opened(&d.join("n"), OFlags::RDWR)),
@@ -58,7 +58,7 @@ const CALLS: &[(&str, Call)] = &[
     ("access", |d| rustix::fs::access(d.join("n"), rustix::fs::Access::READ_OK)),
 ];
 
-/// Replaces `n` and `l` until it is told to stop, and counts.
+/// Replaces `n` and `l` until the test ends it, and counts.
 fn replace(dir: &Path, stop: &AtomicBool, done: &AtomicU64) {
     let mut n = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -88,7 +88,7 @@ fn no_call_is_stale(writer: &Path, reader: &Path) {
                         failed.push((round, e));
                     }
                 }
-                // The loop waits for a further round of the other thread; otherwise nothing would be tested.
+                // The loop waits until the other thread has made another round; otherwise nothing would be tested.
                 while done.load(Ordering::Relaxed) == before {
                     std::thread::yield_now();
                 }
@@ -109,8 +109,8 @@ fn no_call_is_stale(writer: &Path, reader: &Path) {
 }
 
 /// Goal: no call on a name that exists all the time fails because the file behind it has just been replaced. Method:
-/// one thread writes files and renames them over the name, and links over a link. Another one makes each call again and
-/// again, on one mount. (Promise S5)
+/// one thread writes files and renames them over the name, and links over a link. Another thread repeatedly makes each
+/// call, on one mount. (Promise S5)
 #[test]
 fn never_stale_on_one_mount() {
     let place = Place::new();
@@ -137,7 +137,7 @@ fn never_stale_with_three_servers() {
 }
 
 /// Goal: a name that is replaced all the time is linked, or its file has just lost it, but the call is never stale.
-/// Method: link beside a writer that replaces it. (Promise S5)
+/// Method: link beside a writer that replaces the name. (Promise S5)
 #[test]
 fn links_of_names_that_are_replaced() {
     let pair = Pair::new(1, &[], &[]);
@@ -164,9 +164,9 @@ fn links_of_names_that_are_replaced() {
     pair.stop();
 }
 
-/// Goal: opening with O_CREAT follows a symbolic link and opens a pipe that another mount has just made under that
-/// name, as one that was there before. Method: one mount makes and removes a link and a pipe of the name, and leaves
-/// some of them there for a while. The other one opens it.
+/// Goal: opening with O_CREAT follows a symbolic link, or opens a pipe, that another mount has just made under that
+/// name, as if it had been there before. Method: one mount makes and removes a link and a pipe of the name, and leaves
+/// some of them there for a while. Meanwhile the other mount opens the name.
 #[test]
 fn creating_beside_another_mount_s_links() {
     let pair = Pair::new(1, &[], &[]);
@@ -211,7 +211,7 @@ fn creating_beside_another_mount_s_links() {
 
 /// Goal: a directory that another mount has moved over one that this kernel knows can be named in a rename here, and
 /// the result is that of Linux. Method: the kernel looks up both directories, the other mount moves them, and this one
-/// renames one onto the other. Another rename would be a cycle of the old places.
+/// renames one onto the other. If the kernel used the old places, the rename would close a cycle.
 #[test]
 fn directories_moved_by_another_mount() {
     for servers in [1, 3] {
@@ -233,7 +233,8 @@ fn directories_moved_by_another_mount() {
             assert!(fs::metadata(m0.join("d/z")).expect("moved along").is_dir());
             rmdir(m1.join("d/z")).expect("rmdir");
             rename(m0.join("a/b"), m0.join("d")).expect("it is empty now");
-            // The former parent is now below: by a directory that is held open, so that no parent of it is looked up.
+            // The former parent is now below, and is reached by a directory that is held open, so that the kernel looks
+            // up none of its parents.
             mkdir(m0.join("x"), Mode::from_raw_mode(0o755)).expect("mkdir");
             mkdir(m0.join("x/y"), Mode::from_raw_mode(0o755)).expect("mkdir");
             let y = open(m0.join("x/y"), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("open");
@@ -248,8 +249,8 @@ fn directories_moved_by_another_mount() {
 
 /// Goal: both names of a rename may belong to directories that another mount has moved repeatedly, and an existing name
 /// in such a directory is not made again. The results are those of Linux, never ESTALE. Method: the kernel looks up two
-/// directories, and the other mount moves both. This one exchanges them, moves one over the other, and makes existing
-/// names. (Promise S5)
+/// directories, and the other mount moves both. Then this mount exchanges them, moves one over the other, and makes
+/// existing names. (Promise S5)
 #[test]
 fn both_names_moved_by_another_mount() {
     let pair = Pair::new(1, &[], &[]);

@@ -29,7 +29,7 @@ impl Machine {
         (line == "up\n").then_some(machine)
     }
 
-    /// A command that runs on that machine, with the files of this one.
+    /// A command that runs on that machine, but with the files of this machine.
     fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args([format!("--net=/proc/{}/ns/net", self.holder.id()), "--".into()]);
@@ -56,7 +56,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// None where name spaces or pairs of interfaces may not be made.
+    /// None if name spaces or pairs of interfaces cannot be made.
     pub(crate) fn new(machines: usize) -> Option<Network> {
         let switch = Machine::new()?;
         let mut network = Network { switch, machines: Vec::new() };
@@ -173,7 +173,7 @@ fn links_are_cut_and_restored() {
         std::thread::sleep(Duration::from_millis(ms));
         network.heal(machine);
     }
-    // On a busy machine a round takes seconds.
+    // On a busy machine a round takes some seconds.
     eventually("all go on behind the cuts", || workers.iter().all(|(_, _, n)| n.load(Ordering::Relaxed) > 20));
     let made: Vec<u64> = workers
         .into_iter()

@@ -18,8 +18,8 @@ fn opened(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
 
 /// Goal: a fifo on the mount is a pipe between the programs that open it. Opens wait for the other side, or with
 /// `O_NONBLOCK` do not (ENXIO for a writer without a reader). Bytes arrive in order, the reader sees the end, and a
-/// write without a reader gives EPIPE. Its attributes are those of any file. A socket with a name there works. Method:
-/// two threads, a table of flags, a name that is moved and removed while it is open.
+/// write without a reader gives EPIPE. The attributes of a fifo are those of any file. A socket with a name there
+/// works. Method: two threads, a table of flags, a name that is moved and removed while it is open.
 #[test]
 fn fifos_and_sockets() {
     let place = Place::new();
@@ -29,7 +29,7 @@ fn fifos_and_sockets() {
     assert_eq!(rerrno(opened(&path, OFlags::WRONLY | OFlags::NONBLOCK)), libc::ENXIO, "nobody reads");
     let whole = pattern(1, 300_000);
     std::thread::scope(|s| {
-        // Each open waits for the other.
+        // Each open waits for the other end.
         let writer = s.spawn(|| {
             let mut fifo = File::options().write(true).open(&path).expect("open to write");
             fifo.write_all(&whole).expect("write");

@@ -20,13 +20,13 @@ fn append(file: &OwnedFd, record: &[u8]) -> Option<u64> {
     tell(file).expect("position").checked_sub(record.len() as u64)
 }
 
-/// Whether a record lies at that offset.
+/// Returns whether a record lies at that offset.
 fn leads_to(file: &OwnedFd, at: Option<u64>, record: &[u8]) -> bool {
     let mut found = vec![0; record.len()];
     at.is_some_and(|at| pread(file, &mut found, at) == Ok(record.len()) && found == record)
 }
 
-/// Appends records, each under a lock. Counts those whose position does not lead to them.
+/// Appends records, each under a lock. Counts the records to which the position does not lead.
 fn misled(path: &Path, writer: usize, lock: fn(&OwnedFd, FlockOperation)) -> usize {
     const RECORDS: usize = 25;
     let file = appender(path);
@@ -41,10 +41,10 @@ fn misled(path: &Path, writer: usize, lock: fn(&OwnedFd, FlockOperation)) -> usi
     (0..RECORDS).filter(|i| !one(*i)).count()
 }
 
-/// Goal: with file locks, a program can append in turn with writers on other mounts, and its positions are right. It
-/// finds each record that it has appended by the position of its descriptor, because the kernel gets the end of the
-/// file with the lock. Method: two writers on each of two mounts with `flock`, one on each with `fcntl`, on one server
-/// and on three.
+/// Goal: with file locks, a program can append in turn with writers on other mounts, and its positions are right. The
+/// program finds each record that it has appended by the position of its descriptor, because the kernel gets the end of
+/// the file with the lock. Method: two writers on each of two mounts with `flock`, one on each with `fcntl`, on one
+/// server and on three.
 #[test]
 fn positions_of_appends_under_locks() {
     for servers in [1, 3] {
@@ -68,8 +68,8 @@ fn positions_of_appends_under_locks() {
 }
 
 /// Goal: the position after an append is right if no other mount has moved the end since the last one, whatever had
-/// happened before. A read continues after it. Method: the other mount appends, writes behind the end and cuts. The
-/// next append informs the kernel.
+/// happened before. A read continues after the appended bytes. Method: the other mount appends, writes behind the end
+/// and cuts. The next append informs the kernel.
 #[test]
 fn positions_behind_own_appends() {
     let pair = Pair::new(1, &[], &[]);

@@ -27,7 +27,7 @@ const ENODATA: i32 = 61;
 const ERANGE: i32 = 34;
 const ENXIO: i32 = 6;
 
-/// Memory as O_DIRECT wants it.
+/// Memory with the alignment that O_DIRECT needs.
 #[repr(align(4096))]
 struct AlignedPage([u8; 4096]);
 
@@ -285,8 +285,8 @@ fn attributes() {
 }
 
 /// Goal: a time that is set while bytes are being written back stays when they arrive, even a time in the future, and
-/// changes no other time. The next write changes it again. Method: times in the future and the past are set after a
-/// write, which is then written back, and another write follows.
+/// changes no other time. The next write changes the time again. Method: times in the future and the past are set after
+/// a write, which is then written back, and another write follows.
 #[test]
 fn times_set_behind_a_write() {
     let place = Place::new();

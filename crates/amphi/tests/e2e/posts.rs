@@ -1,15 +1,17 @@
 //! `amphi run`: programs that post writes without calls leave the same bytes as with calls, visible to everybody at
 //! once, whatever happens to them.
 //!
-//! `preload/posts.c` holds the programs. Tests check how many writes were posted, so that none passes because nothing
-//! was.
+//! `preload/posts.c` holds the programs. Tests check how many writes were posted, so that no test passes without posted
+//! writes.
 
 use crate::harness::{Daemon, Place, Random, eventually, is_mounted, pattern, run};
+use crate::ioctl::ioctl;
 use crate::preload::{text, under};
 use crate::two_mounts::Pair;
+use rustix::fs::OFlags;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -26,7 +28,7 @@ fn programs() -> &'static Path {
     })
 }
 
-/// How many writes a report counts as posted.
+/// Returns how many writes a report counts as posted.
 fn posted(output: &Output) -> u64 {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = text.lines().filter_map(|line| line.strip_prefix("amphi: writes posted: "));
@@ -39,7 +41,7 @@ fn program(name: &str, dir: &Path) -> Command {
     command
 }
 
-/// Runs a program of posts.c on a mount of its own; it must end well, and post so many writes.
+/// Runs a program of posts.c on a mount of its own; the program must succeed, and post this many writes.
 fn passes(name: &str, arguments: &[&str], least_posted: u64) {
     let place = Place::new();
     let up = place.up(&[]);
@@ -50,8 +52,8 @@ fn passes(name: &str, arguments: &[&str], least_posted: u64) {
     place.fsck();
 }
 
-/// Goal: every function that writes does what it does without the library, with the right position, size and errno, and
-/// every way to look at the file shows what was written: `fstat`, `stat`, reads, mappings, `sendfile`,
+/// Goal: every function that writes has the same effect as without the library, with the right position, size and
+/// errno. Every way to look at the file shows what was written: `fstat`, `stat`, reads, mappings, `sendfile`,
 /// `copy_file_range`, `lseek`, a close. Method: a program that calls each of them.
 #[test]
 fn functions_that_write() {
@@ -90,6 +92,13 @@ fn the_limit_of_file_lengths() {
     passes("limits", &[], 1);
 }
 
+/// Goal: a program that stops posting in the middle (a limit on the length of files) copies and maps all that it has
+/// posted. Method: a program that posts, sets the limit, and then looks by functions that use the kernel's size.
+#[test]
+fn what_was_posted_before_the_end_of_posts() {
+    passes("stops", &[], 30);
+}
+
 /// Goal: whatever a program does, it reads its own writes, and the file is right afterwards. Method: random writes,
 /// truncates, reads, mappings, children, second descriptors, appends, against a model.
 #[test]
@@ -115,7 +124,7 @@ fn forged_rings_hurt_nobody() {
 }
 
 /// Goal: a write that has returned survives `kill -9` of its program, also if the program is killed while it writes.
-/// Method: programs that count the writes that have returned in memory that survives them.
+/// Method: programs that count their returned writes in memory that survives them.
 #[test]
 fn writes_survive_their_program() {
     let place = Place::new();
@@ -152,7 +161,7 @@ fn writes_survive_their_program() {
     place.fsck();
 }
 
-/// A program that writes when it is told to.
+/// A program that writes on request.
 struct Writer {
     child: Child,
     to: ChildStdin,
@@ -190,7 +199,7 @@ impl Writer {
     }
 }
 
-/// Random writes by programs that post, each looked at at once by `look`, which gets the expected bytes.
+/// Programs that post make random writes; `look` examines each of them at once and gets the expected bytes.
 fn writes_are_seen(file: &Path, rounds: usize, writers: usize, mut look: impl FnMut(usize, &[u8])) -> u64 {
     let mut random = Random::new(rounds as u64);
     let mut expected = pattern(3, 200_000);
@@ -326,8 +335,8 @@ fn stopped_programs_delay_nobody() {
     pair.stop();
 }
 
-/// Goal: a full target is reported by the write that does not fit, and what has returned is there. Promise S15. Method:
-/// a small zone that is filled by posted writes.
+/// Goal: if the target is full, the write that does not fit reports this, and the bytes of returned writes are there.
+/// Promise S15. Method: a small zone that is filled by posted writes.
 #[test]
 fn a_full_target_is_reported_by_the_write() {
     let place = Place::new();
@@ -363,6 +372,87 @@ fn programs_notice_that_their_mount_was_killed() {
         let _ = Command::new("umount").arg("-l").arg(&mounted).status();
     }
     server.stop();
+}
+
+/// `IDENTIFY_WRITER`, and the number of bytes of its answer (docs/IOCTL.md).
+const IDENTIFY_WRITER: u64 = 0x8040_410b;
+
+/// Whether the mount admits this open file to post.
+fn is_admitted(file: &fs::File) -> bool {
+    let mut identity = [0u32; 16];
+    assert_eq!(ioctl(file, IDENTIFY_WRITER, &mut identity), 0);
+    identity[1] == 1
+}
+
+/// Goal: an open file that may not write, or whose writes have to be calls, is not admitted to the ring of a file to
+/// which another program posts. Promise S8. Method: such open files beside a program that posts, and one that may.
+#[test]
+fn only_plain_writers_are_admitted() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let path = place.mount().join("f");
+    fs::write(&path, pattern(1, 10_000)).expect("write");
+    let mut writer = Writer::start(&path);
+    (0..50).for_each(|n| writer.write(n * 100, 7, 100));
+    let open = |read: bool, write: bool, flags: OFlags| {
+        let mut options = fs::OpenOptions::new();
+        options.read(read).write(write).custom_flags(flags.bits() as i32).open(&path).expect("open")
+    };
+    let (reader, plain) = (open(true, false, OFlags::empty()), open(false, true, OFlags::empty()));
+    let strict = [OFlags::APPEND, OFlags::SYNC, OFlags::DSYNC, OFlags::DIRECT].map(|flags| open(true, true, flags));
+    // An open ends the posting, and the program asks again with one of its next writes.
+    let mut n = 0;
+    eventually("posts go on", || {
+        writer.write(n % 10_000, 8, 1);
+        n += 1;
+        is_admitted(&plain)
+    });
+    assert!(!is_admitted(&reader), "it may not write");
+    assert_eq!(strict.iter().map(is_admitted).collect::<Vec<_>>(), [false; 4]);
+    assert!(is_admitted(&plain), "the posting has not ended meanwhile");
+    drop((reader, plain, strict));
+    assert!(writer.end().status.success());
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: `amphi sync` makes posted writes stable, and the end of a mount that is in use loses none. Promises S10, S11.
+/// Method: a program posts, and at once the mount is synced and killed, or ended by a signal while the program has the
+/// file open. Another mount has to show everything.
+#[test]
+fn syncs_and_ends_include_posted_writes() {
+    for ends in ["killed after a sync", "ended in use"] {
+        let place = Place::new();
+        let (server, mut mount) = (place.server(&[]), place.mount_at("m", &[]));
+        let path = place.path("m").join("f");
+        let mut expected = pattern(5, 100_000);
+        let mut posted_writes = 0;
+        for round in 0..3u8 {
+            fs::write(&path, &expected).expect("write");
+            let mut writer = Writer::start(&path);
+            for n in 0..200 {
+                let at = n * 499;
+                writer.write(at as u64, round, 300);
+                expected[at..at + 300].fill(round);
+            }
+            if ends == "ended in use" {
+                mount.stop();
+            } else {
+                assert!(crate::harness::run(&["sync", &place.text("m")]).status.success());
+                mount.kill();
+            }
+            posted_writes += posted(&writer.end());
+            if is_mounted(&place.path("m")) {
+                let _ = Command::new("umount").arg("-l").arg(place.path("m")).status();
+            }
+            mount = place.mount_at("m", &[]);
+            assert!(fs::read(&path).expect("read") == expected, "{ends}, round {round}");
+        }
+        assert!(posted_writes > 100, "{ends}: {posted_writes} posted");
+        mount.stop();
+        server.stop();
+        place.fsck();
+    }
 }
 
 /// Goal: with `AMPHI_PRELOAD=reads` no write is posted. Method: a program that would post.

@@ -2,7 +2,7 @@
 //! descriptors, on one mount and on two.
 //!
 //! `preload/programs.c` holds the programs that need C. Each test also checks how many reads were served without a
-//! call, so that none passes because nothing was shared.
+//! call, so that no test passes without shared memory.
 
 use crate::harness::{Daemon, Place, amphi, eventually, pattern};
 use crate::two_mounts::Pair;
@@ -58,7 +58,7 @@ pub fn under(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// How many reads in a report used a given way.
+/// Returns how many reads in a report used a given way.
 fn reported(output: &Output, way: &str) -> u64 {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines =
@@ -103,8 +103,8 @@ fn functions_that_read() {
     passes("functions", 30);
 }
 
-/// Goal: a number that was closed or replaced, by whatever means, never shows the file that it was before. Method:
-/// random closes, opens, `dup2`s and system calls, with reads of all numbers after each.
+/// Goal: a descriptor number that was closed or replaced, by whatever means, never shows the file that it stood for
+/// before. Method: random closes, opens, `dup2`s and system calls, with reads of all numbers after each.
 #[test]
 fn numbers_that_change_their_file() {
     passes("numbers", 5000);
@@ -143,7 +143,7 @@ fn reads_of_pipes_are_cancelled() {
 }
 
 /// Goal: the library makes no call once a program has forbidden itself calls. Method: strict seccomp, which ends a
-/// program at the first one.
+/// program at its first forbidden call.
 #[test]
 fn sandboxed_programs_go_on() {
     let (place, up) = mounted();
@@ -154,20 +154,20 @@ fn sandboxed_programs_go_on() {
 }
 
 /// Goal: reads see bytes stored through mappings, and mappings see bytes written by calls. Method: bytes are stored and
-/// read one after the other.
+/// read alternately.
 #[test]
 fn mappings_and_reads_agree() {
     passes("mapping", 1);
 }
 
-/// Goal: descriptors that are passed over a socket are read as the file that they refer to. Method: a number that is
-/// used again for the next file, and closed by a system call.
+/// Goal: descriptors that are passed over a socket read the file that they refer to. Method: a number that is used
+/// again for the next file, and closed by a system call.
 #[test]
 fn descriptors_that_are_passed() {
     passes("passed", 400);
 }
 
-/// Goal: with `AMPHI_PRELOAD=strict` a bad buffer is EFAULT. Method: memory that is not there.
+/// Goal: with `AMPHI_PRELOAD=strict` a bad buffer is EFAULT. Method: memory that is not mapped.
 #[test]
 fn bad_buffers_are_errors_if_asked_for() {
     let (place, up) = mounted();
@@ -191,7 +191,7 @@ fn without_the_library() {
     up.stop();
 }
 
-/// A program that reads a file when it is told to.
+/// A program that reads a file on request.
 struct Reader {
     child: Child,
     to: ChildStdin,
@@ -315,7 +315,7 @@ fn changes_of_other_mounts_are_seen() {
 }
 
 /// Goal: a read sees all or nothing of a write of another mount, over several units of the cache. Promise S2. Method:
-/// the other mount writes 200,000 equal bytes again and again, and every read finds equal ones.
+/// the other mount repeatedly writes 200,000 equal bytes, and every read has to find equal bytes.
 #[test]
 fn writes_of_other_mounts_are_seen_whole() {
     // Reads of a contended file that go past the cache would leave nothing to share.
@@ -401,7 +401,7 @@ os.closerange(3, 200)
 try: os.read(fd, 1)
 except OSError as e: print(e)
 "#;
-    // Most of the commands of a shell read a file once, which is what calls are for.
+    // Most commands of a shell read a file once, which is better done by calls.
     for (shell, script, least) in [("bash", bash, 0), ("python3", python, 500)] {
         let run = |mut command: Command| {
             command.args(["-c", script]).current_dir(place.mount()).env_remove("LD_PRELOAD").output().expect("run")
@@ -559,8 +559,8 @@ fn other_programs_make_no_further_calls() {
     assert!(loading.iter().all(|name| count(&own, name) <= count(&other, name) + 3));
 }
 
-/// Goal: other preloaded libraries stay, and ours is loaded once, even if programs are nested or it is named by hand.
-/// Without it the command is refused with advice. Method: the variable as a program sees it.
+/// Goal: other preloaded libraries stay, and ours is loaded once, even if programs are nested or a user names it.
+/// If the library is missing, the command is refused and says what to do. Method: the variable as a program sees it.
 #[test]
 fn the_library_is_preloaded_once() {
     let show = ["-c", "echo $LD_PRELOAD"];
@@ -592,7 +592,7 @@ fn access_times_are_renewed() {
             reader.read(0, 100);
         }
         let writer = fs::OpenOptions::new().write(true).open(&file).expect("open");
-        // The write goes to another unit than the one that is read.
+        // The write is to another unit than the read.
         writer.write_all_at(&[round], 400_000).expect("write");
         drop(writer);
         let changed = fs::metadata(&file).expect("stat");

@@ -16,7 +16,7 @@ fn start(dir: &Path, script: &str) -> Child {
         .expect("bash starts")
 }
 
-/// Waits for a script; what it printed. Panics with its errors if it failed.
+/// Waits for a script, and returns its output. Panics with its errors if it failed.
 fn end(what: &str, child: Child) -> String {
     let out = child.wait_with_output().expect("wait");
     let (text, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
@@ -111,7 +111,8 @@ fn git_on_one_mount_and_fsck_on_the_other() {
 }
 
 /// Goal: a build that runs on two mounts at once makes one program, and this program is right. Method: 24 C files. A
-/// parallel make builds half of the objects on each mount. They are linked on one of them and run on both.
+/// parallel make builds half of the objects on each mount. The objects are linked on one mount, and the program is run
+/// on both.
 #[test]
 fn make_on_two_mounts_at_once() {
     let place = Place::new();

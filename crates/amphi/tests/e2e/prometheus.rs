@@ -22,7 +22,7 @@ fn labels(text: &str) -> Vec<(String, String, String)> {
     found
 }
 
-/// Every name that begins so in a text, with the selector behind it, if there is one.
+/// Every name in a text that begins with `prefix`, with the selector behind it, if there is one.
 fn named(text: &str) -> Vec<(String, String)> {
     let part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut found = Vec::new();
@@ -117,7 +117,7 @@ fn rules_and_panels_name_what_there_is() {
     assert!(seen > 45, "only {seen} names");
 }
 
-/// Goal: the test above would notice. Method: its parts on texts by hand.
+/// Goal: the test above would notice. Method: its functions read texts whose names and selectors are known.
 #[test]
 fn names_and_selectors_are_found() {
     let found = named(r#"sum(rate(amphifs_x_total{a="b", c=~"d|e"}[5m])) / cluster:amphifs_y:rate + amphifs_z"#);

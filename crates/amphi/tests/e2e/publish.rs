@@ -28,7 +28,7 @@ fn fill(tree: &Path, rank: usize, text: &str) {
 }
 
 /// The content of all files of the tree that a name leads to, of two ranks. Panics if they differ or some are missing.
-/// The folder is opened once: a reader that opens each file by its whole path may see both trees.
+/// The folder is opened once, because a reader that opens each file by its whole path may see both trees.
 fn content(dir: &Path) -> String {
     let open = fs::File::open(dir).expect("open");
     let dir = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
@@ -76,7 +76,7 @@ fn ranks_on_two_mounts() {
 }
 
 /// Goal: a commit that is killed leaves the old tree or the new one, and continues when it is repeated. Method: kill -9
-/// after times that grow until the commit ends before them. Another thread reads the name all the time.
+/// after times that grow until the commit ends before them. Meanwhile another thread reads the name all the time.
 #[test]
 fn commits_that_are_killed() {
     let place = Place::new();

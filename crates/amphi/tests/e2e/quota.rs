@@ -33,7 +33,7 @@ fn quota(args: &[&str]) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// A number of an account, as `amphi quota list` shows it.
+/// A number of an account in the output of `amphi quota list`.
 fn number(dir: &Path, kind: &str, id: u32, name: &str) -> u64 {
     let text = quota(&["list", "--json", "-m", dir.to_str().expect("UTF-8")]);
     let all: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -45,9 +45,9 @@ fn open_to_all(dir: &Path) {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).expect("chmod");
 }
 
-/// Goal: Promise S25: a user's call that exceeds his limit is refused, however it writes. Accepted data is there, and
-/// space that he frees can be used again. Other users are not affected. Method: the same with dd in small and large
-/// pieces, buffered and direct, with fallocate, and with names. At the end nothing is charged any more.
+/// Goal: Promise S25: a user's call that exceeds his limit is refused, however it writes. Accepted data stays, and
+/// space that the user frees can be used again. Other users are not affected. Method: the same with dd in small and
+/// large pieces, buffered and direct, with fallocate, and with names. At the end nothing is charged any more.
 #[test]
 fn a_user_is_refused_what_is_too_much() {
     let place = Place::new();
@@ -157,9 +157,9 @@ fn a_tree_is_limited() {
     place.fsck();
 }
 
-/// Goal: Promise S25 over mounts and servers, and over a kill: accounts are charged for stripes on all targets, and
-/// chown moves all of them. Method: two mounts of three servers write side by side as one user, servers are killed and
-/// started again.
+/// Goal: Promise S25 with several mounts and servers, and across kills: accounts are charged for stripes on all
+/// targets, and chown moves the charge for all of them. Method: two mounts of three servers write at the same time as
+/// one user, while servers are killed and started again.
 #[test]
 fn limits_hold_over_servers_and_mounts() {
     let mut pair = Pair::new(3, &[], &[]);

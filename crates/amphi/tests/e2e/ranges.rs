@@ -82,7 +82,7 @@ fn fallocate_and_its_errors() {
 }
 
 /// Goal: `copy_file_range` refuses flags, open files of the wrong kind, ranges that overlap in one file or do not fit a
-/// file, and another file system, and changes nothing. At the end of the file it copies the available bytes. Method: a
+/// file, and another file system, and changes nothing. At the end of the file it copies the bytes that exist. Method: a
 /// table of calls, then copies that are right.
 #[test]
 fn copy_file_range_and_its_errors() {
@@ -133,7 +133,7 @@ fn copy_file_range_and_its_errors() {
     assert_eq!(copy(&from, 0, &to, 0, 0).expect("nothing"), 0);
     assert_eq!(copy(&from, 499_990, &to, 99_999, 100).expect("up to the end"), 10);
     assert_eq!(copy(&same, 0, &same, 100, 100).expect("side by side"), 100);
-    // More than requested ahead, off by some bytes, behind the end: a hole stays between.
+    // Writes that are longer than requested ahead, off by some bytes, or behind the end, which leaves a hole.
     assert_eq!(copy(&from, 7, &to, 200_001, 300_000).expect("a large one"), 300_000);
     let mut source = bytes;
     source.copy_within(0..100, 100);

@@ -155,7 +155,7 @@ fn direct_because_it_is_large() {
 
 /// Goal: `direct_contention`: requests of two mounts that write one file in turn go direct, and are buffered again when
 /// only one mount uses the file. Method: interleaved records of ior-hard, until both mounts have gone direct. Then one
-/// of them continues alone.
+/// of them continues by itself.
 #[test]
 fn direct_because_of_contention() {
     let place = Place::new();
@@ -173,7 +173,8 @@ fn direct_because_of_contention() {
                 s.spawn(move || {
                     let f = File::options().write(true).open(m.join("f")).expect("open");
                     let mut n = 0;
-                    // Record by record together, so that neither runs ahead with a lock on all that comes.
+                    // The two mounts write record by record together, so that neither runs ahead with a lock on the
+                    // rest of the file.
                     while !enough.load(SeqCst) && n < 2000 {
                         let at = 2 * n + who;
                         f.write_all_at(&pattern(at as u64, RECORD), (at * RECORD) as u64).expect("write");
@@ -214,8 +215,8 @@ fn direct_because_of_contention() {
     place.fsck();
 }
 
-/// Goal: writers that take turns and readers side by side are no contention (sanityn 32c). Method: in some rounds each
-/// mount writes the whole file, one mount after the other. Then both read it at the same time.
+/// Goal: writers that take turns, and readers at the same time, cause no contention (sanityn 32c). Method: in some
+/// rounds each mount writes the whole file, one mount after the other. Then both read it at the same time.
 #[test]
 fn no_contention_without_a_fight() {
     let place = Place::new();
@@ -250,7 +251,7 @@ fn direct_because_memory_is_short() {
     let place = Place::new();
     let mut up = amphi();
     up.args(["up", "--data", &place.text("data"), "--mount", &place.text("mount"), "--targets", "2"]);
-    // Tunables of age also set how often the group is looked at.
+    // Tunables of age also set how often the mount checks the memory group.
     up.args(["--zone-size", "256M", "--log-size", "16M", "--set", "writeback.age_ms=100"]);
     let one = One { up: Starting::spawn(group.command(&up)).ready(), place };
     let cache = run(&["get", "cache.max_bytes", "--mount", &one.place.text("mount")]);
@@ -272,8 +273,8 @@ fn direct_because_memory_is_short() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_memory` from the memory group of the caller, and from that alone. Method: one program within a full
-/// memory group, one outside, and the switch.
+/// Goal: `direct_memory` because of the memory group of the caller, and only because of that. Method: one program
+/// within a full memory group, one outside, and the switch.
 #[test]
 fn direct_because_the_callers_memory_is_short() {
     let Some(group) = MemoryGroup::make(64 << 20) else { return };
@@ -282,7 +283,7 @@ fn direct_because_the_callers_memory_is_short() {
     let source = one.place.path("source");
     fs::write(&source, &bytes).expect("write");
     group.fill(96);
-    // Many rounds in one process: it is judged some time after its first request.
+    // Many rounds in one process, because the mount checks a process only some time after its first request.
     let mut copy = Command::new("sh");
     let (from, to) = (source.display().to_string(), one.file().display().to_string());
     let read_and_write = format!(
@@ -321,8 +322,8 @@ fn direct_because_of_over_caching() {
 }
 
 /// Goal: `direct_locality`: a stream of more bytes than the cache holds goes direct, in reads and in writes. A part
-/// that is read again and again does not, even of a file that went direct before. Method: a cache of 8 MiB, 32 MiB of
-/// file.
+/// that is read repeatedly does not lack locality, even in a file that went direct before. Method: a cache of 8 MiB, 32
+/// MiB of file.
 #[test]
 fn direct_for_lack_of_locality() {
     let one = One::new(&[
@@ -358,8 +359,8 @@ fn direct_for_lack_of_locality() {
 
 /// Goal: `buffered_faster`: reads of a file without locality go direct until the throughput of that way is measured.
 /// Then they are tried through the cache, and stay there as long as its throughput is higher. With learning off no read
-/// does. Method: a file of 64 MiB read over and over in the window through a cache of 4 MiB, so that nothing of it is
-/// ever used again.
+/// is buffered for this reason. Method: a file of 64 MiB is read repeatedly, in requests of the window, through a cache
+/// of 4 MiB, so that no page of it is ever used again.
 #[test]
 fn buffered_where_the_cache_carries_more() {
     const REQUEST: usize = 256 << 10;
@@ -443,7 +444,7 @@ fn processes_choose_by_their_environment() {
     setxattr(one.file(), "user.amphi.mode", b"buffered", XattrFlags::empty()).expect("mode");
     assert_eq!(dd(Some("direct")), ["buffered_user"], "the file counts more");
     setxattr(one.file(), "user.amphi.mode", b"auto", XattrFlags::empty()).expect("mode");
-    // The shell opens the file on its own behalf, then becomes the program that opens it again.
+    // The shell opens the file itself, then executes the program that opens it again.
     let script =
         format!("exec 3<{file}; AMPHI_IO_MODE=direct exec dd if={} of={file} bs=4K conv=notrunc", source.display());
     for _ in 0..5 {
@@ -514,7 +515,7 @@ fn a_file_shows_its_own_counters() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).expect("text")
     };
-    // Closed, and nothing of it is cached: its counters are still there.
+    // The file is closed and nothing of it is cached, but its counters are still there.
     eventually("its counters", || shown(&[&file]).contains("write_direct_user 1 requests 100000 bytes\n"));
     let never = one.place.mount().join("never-opened");
     let (kind, mode) = (rustix::fs::FileType::RegularFile, rustix::fs::Mode::from_raw_mode(0o600));
@@ -552,7 +553,7 @@ fn rotating_storage_is_believed() {
 }
 
 /// Goal: one of two servers may be on rotating storage: files that lie on its targets too have the higher threshold,
-/// and others do not. Method: a file over all targets and one on the master's alone.
+/// and others do not. Method: a file over all targets, and a file on the master's target alone.
 #[test]
 fn one_of_two_servers_rotates() {
     let place = Place::new();

@@ -36,7 +36,7 @@ fn what_cannot_be_flushed_is_told_to_each_mount_that_wrote() {
     calm.write_all_at(&[7; 4096], 0).expect("write");
     calm.sync_all().expect("another file");
     assert_eq!(refused(2), 0);
-    // In order they would end with an error, since not all of it can be made stable.
+    // An orderly end would report an error, since not everything can be made stable.
     mounts.into_iter().for_each(|(_, mount)| mount.kill());
     server.kill();
 }

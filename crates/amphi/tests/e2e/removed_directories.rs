@@ -32,8 +32,8 @@ const CALLS: &[Call] = &[
 ];
 
 /// Goal: a directory that another mount has removed or replaced contains no names, and none can be made in it. This
-/// holds also for the first call that reaches it: each call returns ENOENT. Method: each call on a directory of its own
-/// that is held open. (Promise S6)
+/// holds already for the first call that reaches the directory: each call returns ENOENT. Method: each call on a
+/// directory of its own that is held open. (Promise S6)
 #[test]
 fn calls_in_a_removed_directory() {
     let pair = Pair::new(1, &[], &[]);
@@ -61,9 +61,9 @@ fn calls_in_a_removed_directory() {
 }
 
 /// Goal: a directory that was removed, or replaced by a rename, stays the same inode for programs that have it open,
-/// without links or names, and new names cannot be made in it. The new directory of its name is another one. Method: it
-/// is removed by the mount that has it open and by the other one, and all calls are made on its descriptor. (Promise
-/// S6)
+/// without links or names, and new names cannot be made in it. A new directory of the same name is another inode.
+/// Method: it is removed by the mount that has it open and by the other one, and all calls are made on its descriptor.
+/// (Promise S6)
 #[test]
 fn removed_while_open() {
     let pair = Pair::new(1, &[], &[]);

@@ -34,7 +34,7 @@ fn gid(n: u32) -> Option<Gid> {
     Some(Gid::from_raw(n))
 }
 
-/// The result of a call: its errno, or what it returned.
+/// The result of a call: its errno, or the value that it returned.
 pub(crate) type Said = Result<String, Errno>;
 type Call = fn(&Path) -> Said;
 
@@ -285,21 +285,21 @@ fn as_user(user: u32, call: impl FnOnce() -> Said + Send) -> Said {
     })
 }
 
-/// What is compared: calls on a mount with the same calls on the machine's own file system.
+/// Compares calls on a mount with the same calls on the machine's own file system.
 pub(crate) struct Versus<'a> {
-    /// Where the trees are made.
+    /// The folder in which the trees are made.
     pub planted: &'a Path,
-    /// Where they are called.
+    /// The folder in which the calls are made.
     pub called: &'a Path,
-    /// Where they are made on the machine's own file system.
+    /// The folder of the trees on the machine's own file system.
     pub own: &'a Path,
-    /// Where they are called there.
+    /// The folder of the calls there.
     pub own_called: &'a Path,
-    /// The user who calls, and the user as whom he is treated on the other side.
+    /// The user who calls, and the user that he counts as on the servers.
     pub users: &'a [(u32, u32)],
-    /// Whether root of the mount with the calls sees everything, so that what is there is looked at there too.
+    /// Whether root of the mount with the calls sees everything; then the results are inspected there too.
     pub sees: bool,
-    /// What is added to numbers of users and groups where trees are made.
+    /// The offset that is added to numbers of users and groups where trees are made.
     pub shift: u32,
     /// Whether a call that is refused there may be refused with another errno here.
     pub may_differ: fn(&str, u32, &Said) -> bool,
@@ -457,8 +457,8 @@ fn with_capabilities(user: u32, caps: &str, script: &str, dir: &Path) {
 
 /// Goal: rights beyond those of a user come from capabilities. A backup with the capability to read everything reads
 /// everything and writes nothing, a program with the capability to change owners changes them, and root without any
-/// capability is an ordinary user. Method: programs with single capabilities, on one mount and on another than the
-/// files were made by. (Promise S8)
+/// capability is an ordinary user. Method: programs with single capabilities, on the mount that made the files and on
+/// another one. (Promise S8)
 #[test]
 fn capabilities_decide() {
     if !can_change_user() {
@@ -491,15 +491,15 @@ fn capabilities_decide() {
         no(0, "", r#"chown 0:0 "$D/f""#);
         no(0, "", r#"rm -f "$D/f""#);
         yes(0, "dac_override", r#"test "$(cat "$D/f")" = secret"#);
-        // A user name space of its own gives all capabilities, none of which counts here.
+        // A user name space gives all capabilities, none of which counts here.
         no(4001, "", r#"unshare -Ur cat "$D/f""#);
     }
     pair.stop();
 }
 
-/// Goal: a directory that is open is listed whatever becomes of its permissions and its owner: they count when it is
-/// opened. Method: a directory is opened by its owner. Then its permissions are removed or it is given to another user,
-/// by this mount and by another one. It is listed from the start and again. (Promise S8)
+/// Goal: a directory that is open can be listed, whatever happens to its permissions and its owner: these are checked
+/// when it is opened. Method: a directory is opened by its owner. Then its permissions are removed, or it is given to
+/// another user, by this mount and by another one. After that it is listed from the start and once more. (Promise S8)
 #[test]
 fn open_directories_are_listed_after_chmod() {
     if !can_change_user() {

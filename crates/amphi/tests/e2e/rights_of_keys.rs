@@ -1,6 +1,6 @@
-//! The calls of `rights` on mounts with keys: one that is bound to a tree, one whose root is squashed, one with all
-//! users squashed to one, a read-only one, and one with mappings of users. They are compared with the machine's own
-//! file system, used as NFS with the options of these names would use it.
+//! The calls of `rights` on mounts with keys: a key that is bound to a tree, a key whose root is squashed, a key with
+//! all users squashed to one, a read-only key, and a key with mappings of users. The results are compared with the
+//! machine's own file system, used as NFS would use it with the options of these names.
 
 use crate::harness::Place;
 use crate::keys::{Cluster, done};
@@ -69,7 +69,7 @@ fn rights_within_a_tree() {
 }
 
 /// Goal: where only root is squashed, other users have the rights that they have on the machine's own file system (NFS:
-/// `root_squash`). Method: as above, by an owner and by somebody else.
+/// `root_squash`). Method: as in the test above, by an owner and by another user.
 #[test]
 fn rights_where_root_is_squashed() {
     let Some(scene) = Scene::new() else { return };
@@ -125,13 +125,14 @@ impl Drop for ReadOnly {
 
 /// Goal: with a read-only key everybody reads what he may, and changes nothing (NFS: `ro`). Method: as above, compared
 /// with a read-only mount of the machine's own file system. If both refuse, the errnos may differ: that kernel knows
-/// that the mount is read-only before it looks at permissions, and here the server says so after that.
+/// that the mount is read-only before it looks at permissions, and here the server reports this after it has checked
+/// them.
 #[test]
 fn rights_of_a_read_only_key() {
     let Some(scene) = Scene::new() else { return };
     let view = ReadOnly::of(&scene.own, &scene.cluster.place);
     let own_called = view.0.clone();
-    // Here access(2) goes by the modes alone.
+    // On AmphiFS, access(2) uses only the mode bits here.
     let differs = |what: &str, _, got: &Said| got.is_err() || what == "access for writing";
     scene.compare("", &["--root", "keep", "--read-only"], |versus| {
         Versus { own_called: &own_called, may_differ: differs, ..*versus }.compare();

@@ -17,7 +17,7 @@ impl Manager {
         Manager(socket)
     }
 
-    /// Its next message.
+    /// The next message of the process.
     fn hears(&self) -> String {
         let mut text = [0; 1024];
         let len = self.0.recv(&mut text).expect("it is told something");
@@ -35,7 +35,7 @@ fn begin(args: &[&str], manager: &Path, watchdog_us: u64) -> crate::harness::Dae
 }
 
 /// Goal: a server, a mount and `amphi up` with further servers report once when they serve, and once when they end. A
-/// mount sends nothing to the watchdog, even if there is one. Method: sockets that play the service manager.
+/// mount sends nothing to the watchdog, even if one is configured. Method: sockets that play the service manager.
 #[test]
 fn the_service_manager_is_told() {
     let place = Place::new();

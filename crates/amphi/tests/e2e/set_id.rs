@@ -11,9 +11,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 const OTHER: u32 = 1000;
-/// A group that the other user is in.
+/// A group of which the other user is a member.
 const HIS: u32 = 4242;
-/// A group that he is not in.
+/// A group of which he is no member.
 const NOT_HIS: u32 = 4343;
 
 /// Runs `what` on a thread that has become the other user for good. System calls themselves: those of the C library are
@@ -102,7 +102,7 @@ fn changes_by_others_clear_the_bits() {
     place.fsck();
 }
 
-/// Whether a program that runs the file gets capabilities.
+/// Returns whether a program that runs the file gets capabilities.
 fn gives_capabilities(path: &Path) -> bool {
     match rustix::fs::getxattr(path, CAPABILITY, &mut [0; 64][..]) {
         Ok(len) => len == CAP_SETUID.len(),
@@ -118,8 +118,8 @@ const CAPABILITY: &str = "security.capability";
 const CAP_SETUID: [u8; 20] = [1, 0, 0, 2, 1 << 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Goal: Promise S8: capabilities of a file are removed with each change of its bytes, by any user, root and the owner
-/// included, and its bytes are changed. A user who may not write it cannot remove them. Method: the changes, made by
-/// root and by another user.
+/// included, and its bytes are changed. A user who may not write the file cannot remove them. Method: the changes, made
+/// by root and by another user.
 #[test]
 fn changes_take_capabilities_away() {
     let place = Place::new();
@@ -198,8 +198,8 @@ fn cleared_bits_count_at_once() {
 }
 
 /// Goal: a new owner or group of a file gets no privilege with it, even from root, but directories keep their setgid. A
-/// user gets no setgid for a group that he is not in. Others may not set the bits at all. Method: `chown` and `chmod`
-/// by root and by a thread that has given up root.
+/// user cannot set setgid for a group of which he is no member. Other users cannot set these bits at all. Method:
+/// `chown` and `chmod` by root and by a thread that has given up root.
 #[test]
 fn owners_and_modes() {
     let place = Place::new();
@@ -241,8 +241,8 @@ fn owners_and_modes() {
 }
 
 /// Goal: a write of any size and kind clears the bits even if another mount has set them since the last write through
-/// the same open file, whose writes need not ask each time. Method: two mounts. A user writes through one, and root
-/// sets the bits through the other, in turn.
+/// the same open file, whose writes need not ask each time. Method: two mounts. A user writes through one mount, and
+/// root sets the bits through the other, in turn.
 #[test]
 fn bits_set_by_another_mount_are_cleared() {
     let pair = Pair::new(1, &[], &[]);

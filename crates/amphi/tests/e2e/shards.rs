@@ -121,8 +121,8 @@ fn outlives_killed_servers() {
     pair.stop();
 }
 
-/// Goal: refusals say what to do. Method: shards for a directory that has names, or shards, or is a file, and a number
-/// that is none.
+/// Goal: refusals say what to do. Method: shards for a directory that has names, for one that has shards, for a file,
+/// and with an invalid number.
 #[test]
 fn shards_are_refused_with_reasons() {
     let pair = Pair::new(1, &[], &[]);
@@ -185,8 +185,8 @@ fn listings_keep_their_positions() {
     pair.stop();
 }
 
-/// Goal: a file without a name gets one in a shard, and a limit on inodes counts shards and their files. Method: by
-/// hand, with names in all shards; a user whose limit is used up there.
+/// Goal: a file without a name gets one in a shard, and a limit on inodes counts shards and their files. Method: names
+/// in all shards; a user whose limit is used up there.
 #[test]
 fn nameless_files_and_limits() {
     let pair = Pair::new(3, &[], &[]);

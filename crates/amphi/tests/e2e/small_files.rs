@@ -90,9 +90,9 @@ fn three_thousand_small_files() {
 }
 
 /// Goal: a mount that has never seen the small files of a directory, which one mount made, reads them in order with a
-/// fraction of a message for each, with the right bytes. It sees what the first one writes meanwhile. Method: 500
-/// files, and counters of both mounts, with the feature on and off. Then the writer replaces, appends to and cuts files
-/// that the reader comes to a little later.
+/// fraction of a message for each, with the right bytes. It also sees what the first mount writes meanwhile. Method:
+/// 500 files, and counters of both mounts, with the feature on and off. Then the writer replaces, appends to and cuts
+/// files that the reader comes to a little later.
 #[test]
 fn files_read_in_order_travel_together() {
     let mut per_file = Vec::new();
@@ -159,9 +159,10 @@ fn files_read_in_order_travel_together() {
     assert!(per_file[0] > 4.0 * per_file[1], "messages per file without and with reading ahead: {per_file:?}");
 }
 
-/// Goal: a walk over a tree that another mount has just written, or wrote before it was read there, costs that mount
-/// one message for many files, not for each. Method: a tree of 40 directories of 25 files is written on one mount and
-/// read in the order of names on the other one. Callbacks, returns and revocations of the first are counted.
+/// Goal: another mount walks over a tree that one mount has just written, or wrote before the other one read there
+/// first. The walk costs the writing mount one message for many files, not one for each. Method: a tree of 40
+/// directories of 25 files is written on one mount and read in the order of names on the other one. Callbacks, returns
+/// and revocations of the first are counted.
 #[test]
 fn a_tree_of_another_mount_comes_back_in_batches() {
     const DIRS: u64 = 40;
@@ -194,7 +195,7 @@ fn a_tree_of_another_mount_comes_back_in_batches() {
 
 /// Goal: a mount in a small memory group accepts any number of small files. The memory of its cache is counted,
 /// including what is kept in addition to the bytes. Method: only the mount is in a group of 64 MiB. It gets 6,000 files
-/// of 5,000 bytes, of which 3,000 were too many for it.
+/// of 5,000 bytes, of which it could not hold 3,000 before.
 #[test]
 fn a_small_memory_group_holds_many_small_files() {
     let Some(group) = crate::memory_group::MemoryGroup::make(64 << 20) else { return };

@@ -31,7 +31,7 @@ struct Worker {
     who: u64,
     known: Mutex<Known>,
     done: AtomicU64,
-    /// Its mount is killed in this round: from then on calls may fail.
+    /// The mount of this program is killed in this round: from then on calls may fail.
     may_fail: AtomicBool,
 }
 
@@ -45,8 +45,8 @@ impl Drop for Stops<'_> {
 }
 
 impl Worker {
-    /// Makes, renames, overwrites and removes files until told to stop, or until its mount is gone if it is the one
-    /// that is killed.
+    /// Makes, renames, overwrites and removes files until the test ends it, or until its mount has ended if it is the
+    /// one that is killed.
     fn run(&self, mount: &Path, random: &mut Random, stop: &AtomicBool) {
         let dir = mount.join(format!("w{}", self.who));
         while !stop.load(SeqCst) {
@@ -133,7 +133,7 @@ fn clean(mount: &Path, who: u64) {
 }
 
 /// Goal: Promise S5, S9, S10, S12 for several mounts: after kills of any process, in any order, acknowledged stable
-/// state is there and whole, and every mount sees it. Only the killed mount's own programs see an error. Method: two
+/// state is there as a whole, and every mount sees it. Only the killed mount's own programs see an error. Method: two
 /// mounts with a worker on each. Every round kills a server or a mount (each once in random order, then random ones, at
 /// random moments) and starts it again. In between everything is compared by the other mount, and the zones are checked
 /// at the end.

@@ -16,7 +16,7 @@ const RECORD: usize = 47_008;
 const RECORDS: u64 = 96;
 /// Writers; every second one is on the second mount.
 const WRITERS: u64 = 4;
-/// Rounds unless told otherwise: each kind of kill once.
+/// Number of rounds by default: each kind of kill once.
 const ROUNDS: u64 = KILLS.len() as u64;
 /// The processes that are killed in a round.
 const KILLS: [(&str, &[usize]); 4] =
@@ -35,7 +35,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes its records in turn until told to stop, or until its mount is gone if that may be.
+    /// Writes its records in turn until the test ends, or until its mount is gone if `may_fail` permits that.
     fn run(&self, mount: &Path, from: u64, stop: &AtomicBool, may_fail: &AtomicBool) {
         let opened = open(mount.join("shared"), OFlags::WRONLY | OFlags::DIRECT, Mode::empty());
         let file = match opened {

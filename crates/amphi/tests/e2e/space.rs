@@ -125,8 +125,8 @@ fn buffered_writes_notice_a_full_target() {
     place.fsck();
 }
 
-/// Goal: overwriting what has its storage takes no more, also before it is written back. Method: blocks of a file
-/// before, while and after it is written anew.
+/// Goal: overwriting what has its storage takes no more, also before it is written back. Method: the free blocks
+/// before, while and after a file is written again.
 #[test]
 fn overwritten_bytes_count_once() {
     let place = Place::new();
@@ -195,7 +195,7 @@ fn silly_offsets() {
     place.fsck();
 }
 
-/// A file that two mounts write, and what it has.
+/// A file that two mounts write, and its expected content.
 struct Filled {
     handles: [fs::File; 2],
     bytes: Vec<u8>,
@@ -284,7 +284,7 @@ fn what_fits_is_never_refused() {
     place.fsck();
 }
 
-/// Whether a small file was written, as far as its `open`, `write` and `close` said.
+/// Returns whether a small file was written, as far as its `open`, `write` and `close` said.
 fn write_small(path: &std::path::Path, bytes: &[u8]) -> bool {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = match open(path, flags, Mode::from_raw_mode(0o644)) {
@@ -306,7 +306,8 @@ fn write_small(path: &std::path::Path, bytes: &[u8]) -> bool {
 /// Goal: Promise S15: a file whose `write` and `close` succeeded is there with its bytes, even in a target that is
 /// full, whichever mount fills it. A call whose data does not fit returns the error. Method: small files of one mount,
 /// then of two in turn, until most are refused, never synced. All accepted files are compared through the other mount,
-/// and again after all mounts have ended and the server was started again. Some are removed, and there is space again.
+/// and again after all mounts have ended and the server was started again. Some of the files are removed, and there is
+/// space again.
 #[test]
 fn accepted_files_have_room() {
     for names in [&["m0"][..], &["m0", "m1"]] {

@@ -1,4 +1,4 @@
-//! Where the files and names of a directory lie, and how many messages a tree costs when it is removed.
+//! The targets of the files and names of a directory, and the number of messages that the removal of a tree takes.
 
 use crate::harness::{Place, counter, pattern, run};
 use crate::two_mounts::Pair;

@@ -18,8 +18,8 @@ const MOUNTS: usize = 3;
 const STOPPED: usize = 0;
 /// The value that is written into its records while it is stopped.
 const TAKEN: u64 = 1 << 40;
-/// The offset of a record that the stopped mount has in its cache, and that no mount requests before. Direct requests
-/// leave nothing behind by which it could delay others.
+/// The offset of a record that the stopped mount has in its cache, and that no mount requests before. A direct request
+/// leaves no lock behind by which it could delay others.
 const CACHED_AT: u64 = ((SLOTS * MOUNTS * RECORD) as u64).next_multiple_of(1 << 20);
 
 fn offset(who: usize, slot: usize) -> u64 {

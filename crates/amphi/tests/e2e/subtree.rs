@@ -31,7 +31,7 @@ fn succeeds(uid: &str, script: &str) -> String {
     String::from_utf8_lossy(&out.stdout).trim().to_string()
 }
 
-/// Two groups' directories on the mount of whoever is root of the cluster.
+/// The directories of two groups on the mount of a user who is root of the cluster.
 fn plant(base: &Path) {
     for group in ["a", "b"] {
         let dir = base.join("groups").join(group);
@@ -83,7 +83,7 @@ fn subtree_mounts_see_their_tree_alone() {
         let listed =
             succeeds(uid, &format!("cd {shown}/sub; ls -i .. | wc -l; cd ..; pwd -P; stat -c %F {shown}/pipe"));
         assert_eq!(listed, format!("4\n{shown}\nfifo"));
-        // The host follows a link that leads out of the tree. It leads outside the mount, as on any other mount.
+        // The host follows a link that leads out of the tree. The link leads outside the mount, as on any other mount.
         assert!(!as_user(uid, &format!("cat {shown}/out")).status.success());
         let script = format!(
             "cd {shown}; mkdir d{uid}; echo x > d{uid}/f; ln d{uid}/f d{uid}/g; mv d{uid}/f sub/m{uid}; \
@@ -118,10 +118,10 @@ fn subtree_mounts_see_their_tree_alone() {
     cluster.place.fsck();
 }
 
-/// Goal: limits of the tree apply to a mount that is bound to it, and df shows them there. `amphi quota` does not
-/// remove the border. A tree that is moved stays bound to its keys, and mounts continue. If the key gets another tree,
-/// or none, this applies from the next call of existing mounts on, and to their root when they mount again. A tree that
-/// was removed is reported. Method: a story.
+/// Goal: limits of the tree apply to a mount that is bound to it, and df on that mount shows them. `amphi quota` does
+/// not remove the border. A tree that is moved stays bound to its keys, and mounts continue. If the key gets another
+/// tree, or none, this applies from the next call of existing mounts on, and to their root when they mount again. A
+/// tree that was removed is reported. Method: a story.
 #[test]
 fn subtree_changes_with_its_tree() {
     if !is_root() {

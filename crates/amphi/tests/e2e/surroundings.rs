@@ -45,13 +45,13 @@ fn a_mount_goes_on_when_nobody_reads_its_log() {
 }
 
 /// Goal: a terminal that closes ends a mount in order, with all data, also if it sends the signal more than once, but
-/// not a mount that was started with the signal ignored. Method: SIGHUP behind a write, twice; the same data is there
-/// again; then with the signal ignored.
+/// not a mount that was started with the signal ignored. Method: SIGHUP after a write, twice; the same data is there
+/// again; then the same with the signal ignored.
 #[test]
 fn a_hang_up_ends_in_order() {
     let place = Place::new();
     let start = |how: &str| {
-        // These tests may run where hang-ups are ignored.
+        // These tests may run in an environment in which SIGHUP is ignored.
         let mut command = Command::new("env");
         command.args([how, amphi().get_program().to_str().expect("text"), "up", "--zone-size", "512M", "--data"]);
         command.args([&place.text("data"), "--mount", &place.text("mount")]);
@@ -164,12 +164,12 @@ fn a_dead_mount_that_was_just_looked_at_is_cleared() {
     up.stop();
 }
 
-/// A full file system with bytes in the cache that do not fit, of a file that is closed. They come from stores through
-/// a mapping: a write is refused at once.
+/// A full file system with bytes in the cache that do not fit, of a file that is closed. The bytes come from stores
+/// through a mapping, because a write would be refused at once.
 fn with_bytes_to_lose(place: &Place) -> Daemon {
     let small = ["--targets", "1", "--zone-size", "48M", "--log-size", "2M", "--set", "writeback.age_ms=600000"];
     let up = place.up(&small);
-    // Small and far apart: each takes a block, and the cache takes all of them.
+    // The stores are small and far apart: each takes a block, and the cache takes all of them.
     const STORES: usize = 16_000;
     let file = File::options().read(true).write(true).create(true).truncate(true).open(place.mount().join("f"));
     let file = file.expect("create");
@@ -177,15 +177,15 @@ fn with_bytes_to_lose(place: &Place) -> Daemon {
     let rw = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, which is unmapped below; nobody else uses it.
     let map = unsafe { mmap(std::ptr::null_mut(), STORES * 8192, rw, MapFlags::SHARED, &file, 0) }.expect("map");
-    // SAFETY: the mapping has so many bytes.
+    // SAFETY: the mapping has at least this many bytes.
     (0..STORES).for_each(|i| unsafe { map.cast::<u8>().add(i * 8192).write(b'x') });
     // SAFETY: mapped above, and used no more.
     unsafe { munmap(map, STORES * 8192) }.expect("unmap");
     up
 }
 
-/// Goal: `amphi sync` reports lost bytes, once, though their file is closed; the end of a mount reports those that are
-/// lost then. Method: a full file system, stores through a mapping that nobody syncs.
+/// Goal: `amphi sync` reports lost bytes, once, even if their file is closed; the end of a mount reports the bytes that
+/// are lost then. Method: a full file system, stores through a mapping that nobody syncs.
 #[test]
 fn sync_and_the_end_tell_of_what_was_lost() {
     let place = Place::new();
@@ -199,8 +199,7 @@ fn sync_and_the_end_tell_of_what_was_lost() {
     place.fsck();
     let place = Place::new();
     let mut up = with_bytes_to_lose(&place);
-    // This holds also where a program still uses the mount: everything is written back before the mount is taken away
-    // by force.
+    // This holds even while a program still uses the mount: everything is written back before the unmount by force.
     let _user = File::open(place.mount().join("f")).expect("open");
     signal(&mut up, Signal::TERM);
     up.ends_with(1);

@@ -74,8 +74,8 @@ fn servers_come_and_go_together() {
 
 /// Goal: if a server's folder has lost its zones, for instance because its disk is not mounted, this is noticed: no
 /// zones are made in their place, and when they are back all files are there. A first start that did not get to its end
-/// continues. Method: the folder of each server of a stopped cluster is put away, with and without an empty one in its
-/// place.
+/// continues. Method: the folder of each server of a stopped cluster is moved away, and in some cases an empty one is
+/// put in its place.
 #[test]
 fn a_server_without_its_zones_is_missed() {
     let place = Place::new();
@@ -90,7 +90,7 @@ fn a_server_without_its_zones_is_missed() {
             if empty {
                 fs::create_dir(&folder).expect("mkdir");
             } else if k == 2 {
-                // The last one is not known to have been there.
+                // `amphi up` cannot know that the folder of the last server existed.
                 continue;
             }
             refused(&["up", "--data", &data, "--mount", &mount], "is its folder mounted?");
@@ -135,8 +135,8 @@ fn fsck_of_folders_that_do_not_go_together() {
     other.fsck();
 }
 
-/// Goal: no server outlives the process that started it, and one that is killed is started again. Method: kill -9 of
-/// both.
+/// Goal: no server outlives the process that started it, and a server that is killed is started again. Method: kill -9
+/// of both.
 #[test]
 fn nothing_is_left_running() {
     let place = Place::new();

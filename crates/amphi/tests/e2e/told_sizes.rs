@@ -31,7 +31,7 @@ fn size(file: &OwnedFd) -> u64 {
     stat.st_size as u64
 }
 
-/// Whether the last page below `size` can be touched through a mapping.
+/// Returns whether the last page below `size` can be touched through a mapping.
 fn is_mapped(file: &OwnedFd, size: u64) -> bool {
     let at = (size as usize - 1) / PAGE * PAGE;
     // SAFETY: a fresh mapping that nobody uses but the call which touches it for us, unmapped below.
@@ -148,7 +148,7 @@ fn a_size_that_was_said_is_there() {
     place.fsck();
 }
 
-/// As `a_size_that_was_said_is_there`, across mounts.
+/// The same as `a_size_that_was_said_is_there`, across mounts.
 fn a_size_that_another_mount_set_is_there(servers: usize) {
     let pair = Pair::new(servers, &[], &[]);
     let mounts = [pair.a.as_path(), &pair.b, &pair.a, &pair.b];

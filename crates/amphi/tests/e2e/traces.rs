@@ -27,7 +27,7 @@ fn record(place: &Place, out: &str, script: &str, more: &[&str]) -> Output {
     command.env("M", &mount).output().expect("amphi starts")
 }
 
-/// How often an operation is in a trace.
+/// Returns how often an operation is in a trace.
 fn calls(shown: &Value, op: &str) -> u64 {
     let all = shown["operations"].as_array().expect("a list");
     all.iter().find(|one| one["name"] == op).map_or(0, |one| one["calls"].as_u64().expect("a number"))
@@ -217,7 +217,7 @@ fn kills_leave_traces() {
         shown["fault"].as_str().is_some_and(|fault| fault.contains("cut")) && calls(&shown, "write") > 100,
         "{shown}"
     );
-    // The program goes on by itself.
+    // The program continues without the recording.
     fs::write(place.mount().join("stop"), b"").expect("write");
     assert!(record(&place, "next", "echo 1 >$M/c", &[]).status.success());
     up.stop();
@@ -251,7 +251,7 @@ fn a_full_disk_ends_a_recording() {
 }
 
 /// Goal: users other than root record only processes of their own, and only they have access to these recordings.
-/// Method: a user who asks for the recording of another one.
+/// Method: a user who requests the recording of another user.
 #[test]
 fn users_record_their_own() {
     if !rustix::process::geteuid().is_root() {
@@ -269,7 +269,7 @@ fn users_record_their_own() {
     let mut room = [0u8; 65_536];
     assert!(getxattr(&dir, "user.amphi.record.abc.1", &mut room[..]).expect("a block") > 0);
     assert!(getxattr(&dir, "user.amphi.record.abc.3", &mut room[..]).is_err(), "a block that is not the next one");
-    // As somebody else: what root has is out of reach, and so is what is none.
+    // As another user: the recording of root cannot be fetched, and neither can one that does not exist.
     let script = "import os,sys\nos.setgid(1234); os.setuid(1234); d=sys.argv[1]
 def fails(errno, call, *args):
     try: call(*args)

@@ -21,7 +21,7 @@ fn as_nobody(place: &Place, args: &[&str]) -> Output {
     Command::new("setpriv").args(who).arg(binary).args(args).output().expect("setpriv (util-linux) runs")
 }
 
-/// Options of the mount at `name`, as the kernel lists them.
+/// Mount options of the mount at `name`, as the kernel lists them.
 fn options(place: &Place, name: &str) -> Vec<String> {
     let dir = fs::canonicalize(place.path(name)).expect("there").display().to_string();
     let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
@@ -47,9 +47,9 @@ fn on_tcp(args: &[&str]) -> (Daemon, String, String) {
     (Daemon::of(child), addr, said)
 }
 
-/// Goal: no client is admitted over TCP without a key, not even on loopback, and nobody has to make one: the first
-/// server does, for its user alone, prints its place, and keeps it. Method: a server without `--key` on loopback; with
-/// and without its key; a restart; a second server.
+/// Goal: no client is admitted over TCP without a key, not even on loopback. Nobody has to make a key: the first server
+/// makes one that only its user can read, prints its place, and keeps it. Method: a server without `--key` on loopback;
+/// with and without its key; a restart; a second server.
 #[test]
 fn a_server_on_tcp_makes_its_key() {
     let place = Place::new();

@@ -101,9 +101,9 @@ fn mode(bits: u32) -> Mode {
     Mode::from_raw_mode(bits)
 }
 
-/// Goal: Promise S1 across mounts, for names: made, removed, moved, replaced, linked; also an absent name that was
-/// looked up. Method: each change on one mount, checked on the other at once, both ways round; the other has looked it
-/// up before, so that it has cached it.
+/// Goal: Promise S1 across mounts, for names: made, removed, moved, replaced, linked; also a name that was looked up
+/// while it was absent. Method: each change on one mount is checked on the other at once, in both directions; the other
+/// mount has looked the name up before, so that it has cached it.
 fn names_are_seen_at_once(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "4"], &[]);
     for (round, (x, y)) in pair.both().into_iter().cycle().take(8).enumerate() {
@@ -132,7 +132,7 @@ fn names_are_seen_at_once(servers: usize) {
         fs::remove_file(x.join(n("d")).join("g")).expect("unlink");
         assert_eq!(fs::metadata(y.join(n("h"))).expect("left").nlink(), 1);
         none(&format!("{}/g", n("d")));
-        // Replaced: the name leads to another inode at once.
+        // After a replacement the name leads to the other inode at once.
         fs::write(x.join(n("new")), b"two").expect("write");
         let before = fs::metadata(y.join(n("h"))).expect("stat").ino();
         fs::rename(x.join(n("new")), x.join(n("h"))).expect("replace");
@@ -159,7 +159,7 @@ fn names_are_seen_at_once(servers: usize) {
 }
 
 /// Goal: Promise S1 across mounts, for attributes: permissions, owner, times, extended attributes, sizes. Method: as
-/// for names; with the file open on the other mount too.
+/// for names, but the file is also open on the other mount.
 fn attributes_are_seen_at_once(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "3"], &[]);
     fs::write(pair.a.join("f"), b"12345").expect("write");
@@ -337,8 +337,8 @@ fn random_operations_without_a_cache() {
     pair.stop();
 }
 
-/// Goal: size and blocks of a file that grew by switched writes are right on both mounts at once, by name and by open
-/// file, before and after it is closed, over truncates, and after a restart: no owner's copy of them lags behind
+/// Goal: if writes that switched between the modes made a file grow, size and blocks of the file are right on both
+/// mounts at once: by name and by open file, before and after it is closed, after truncates, and after a restart
 /// (sanity 271ba, 806). Method: large writes, holes and truncates on one mount; the other mount calls `stat` after
 /// each.
 #[test]
@@ -420,8 +420,8 @@ fn appends_of_two_mounts_lie_whole(servers: usize) {
 }
 
 /// Goal: Promise S2 across mounts: writes of several megabytes, over several objects, buffered and direct, are one
-/// event each: a reader never sees a mixture. Method: two mounts write one range with different bytes over and over
-/// while both read it.
+/// event each: a reader never sees a mixture. Method: two mounts repeatedly write one range with different bytes while
+/// both read it.
 fn writes_over_several_objects_are_one_event(servers: usize) {
     const LEN: usize = 3 << 20;
     let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "64M"]);

@@ -51,7 +51,8 @@ fn a_lone_stream_finds_its_next_bytes_warm() {
     place.fsck();
 }
 
-/// Random writes and reads of one thread's region, two in three of them whole units, with other requests between.
+/// Random writes and reads of one thread's region, with other requests in between; two in three of them are whole
+/// units.
 fn work(path: &Path, thread: usize, steps: usize) -> Vec<u8> {
     let (file, start) = (open(path, OFlags::empty()), (thread * REGION) as u64);
     let mut random = Random::new(thread as u64 + 77);

@@ -18,7 +18,7 @@ fn as_other(script: &str, env: &[(&str, &str)]) -> Output {
         .expect("setpriv (util-linux) runs")
 }
 
-/// Whether this process can become another user; without that there is nothing to test here.
+/// Returns whether this process can become another user; without that there is nothing to test here.
 fn can_change_user() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -102,7 +102,7 @@ fn open_directories_are_listed() {
     let fd = opened().expect("root may");
     std::thread::scope(|s| {
         s.spawn(|| {
-            // Of this thread alone.
+            // Only this thread has these credentials.
             rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(1000)).expect("setuid");
             assert_eq!(opened().err(), Some(Errno::ACCESS));
             for _ in 0..2 {
@@ -122,7 +122,7 @@ fn open_directories_are_listed() {
     up.stop();
 }
 
-/// Goal: devices are made by root alone, but for the character device 0:0, which anybody may make, as on Linux. Method:
+/// Goal: only root can make devices, except the character device 0:0, which anybody may make, as on Linux. Method:
 /// `mknod` as the other user.
 #[test]
 fn whiteouts_are_for_all() {
@@ -206,7 +206,7 @@ setpriv --reuid 1000 --regid 1000 --clear-groups bash -euc "$USER_SCRIPT"
 
 /// Goal: a user who mounts another user's cluster and may write in a part of it uses the commands there, and gets an
 /// error where he may not; mount points that he cannot use are refused before anything is made. Method: root's server
-/// with a directory of the other user, who mounts it.
+/// has a directory that belongs to the other user, who mounts it.
 #[test]
 fn a_mount_of_root_s_cluster() {
     if !can_change_user() {

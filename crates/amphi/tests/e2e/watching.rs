@@ -79,7 +79,8 @@ fn listening(args: &[&str]) -> (std::process::Child, SocketAddr) {
 }
 
 /// Goal: the numbers are printed or served in the format of Prometheus, to permitted readers only; clients that hang or
-/// send nonsense do no harm. Method: the page by hand; connections that send nothing; wrong paths, methods, tokens.
+/// send nonsense do no harm. Method: requests for the page that the test composes; connections that send nothing; wrong
+/// paths, methods, tokens.
 #[test]
 fn metrics_are_served() {
     let place = Place::new();
@@ -125,8 +126,9 @@ fn metrics_are_served() {
     up.stop();
 }
 
-/// Goal: each call of a program is in the histogram of its kind and of how it was served, once. Method: calls whose
-/// number is known, one of which has to wait; the metrics, where the buckets hold what the counts say, and a sample.
+/// Goal: each call of a program is counted once in the histogram of its kind and of how it was served. Method: calls
+/// whose number is known, one of which has to wait; the metrics, where the buckets hold what the counts say, and a
+/// sample.
 #[test]
 fn calls_are_timed() {
     let place = Place::new();
@@ -162,8 +164,8 @@ fn calls_are_timed() {
 }
 
 /// Goal: every mount and every server gives its numbers at a private socket, by the server's name, also while another
-/// server is away, and the socket goes with its process. Method: two servers and a mount; the list, `--socket` by name
-/// and by path, a scrape over HTTP; one server is stopped in between, and killed at the end.
+/// server is away, and the socket is removed when its process ends. Method: two servers and a mount; the list,
+/// `--socket` by name and by path, a scrape over HTTP; one server is stopped in between, and killed at the end.
 #[test]
 fn mounts_and_servers_have_sockets() {
     let place = Place::new();
@@ -224,8 +226,8 @@ fn mounts_and_servers_have_sockets() {
     refused(&["metrics", "--socket", "server-0"], "has a socket server-0");
 }
 
-/// Goal: the page is served with the samples that it draws, to whoever has its token; names of files that are open are
-/// in them. Method: a program that writes an open file; the page, then samples until they show it; wrong tokens.
+/// Goal: a reader with the token gets the page and the samples that it draws, with the names of open files. Method: a
+/// program that writes an open file; the page, then samples until they show it; wrong tokens.
 #[test]
 fn the_page_gets_samples() {
     let place = Place::new();

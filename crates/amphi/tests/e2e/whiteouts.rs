@@ -1,4 +1,4 @@
-//! Renames that leave a whiteout, and what they are for: a directory of the mount as the upper layer of an overlay.
+//! Renames that leave a whiteout, and their purpose: a directory of the mount as the upper layer of an overlay.
 
 use crate::harness::{Daemon, Place, rerrno};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -11,7 +11,7 @@ fn leave(from: &Path, to: &Path, more: RenameFlags) -> rustix::io::Result<()> {
     renameat_with(CWD, from, CWD, to, RenameFlags::WHITEOUT | more)
 }
 
-/// Whether a name is a whiteout; overlays give several names to one.
+/// Returns whether a name is a whiteout; overlays give several names to one.
 fn is_whiteout(path: &Path) -> bool {
     let meta = fs::symlink_metadata(path).expect("stat");
     meta.file_type().is_char_device() && meta.rdev() == 0
@@ -19,7 +19,7 @@ fn is_whiteout(path: &Path) -> bool {
 
 /// Goal: a rename that leaves a whiteout moves the source, replaces the target if that is permitted, and leaves a
 /// device 0:0 under the old name, on all mounts and after the server was killed; requests that Linux refuses are
-/// refused. Method: files and directories within a directory and across targets, by two mounts in turn.
+/// refused. Method: two mounts in turn make changes to files and directories, within a directory and across targets.
 #[test]
 fn renames_leave_whiteouts() {
     let place = Place::new();
@@ -77,12 +77,12 @@ impl Drop for Overlay {
 /// Goal: a directory of the mount may be the upper layer of an overlay, as containers keep their changes: removed names
 /// stay removed, directories made again are empty, changed files are copied up with bytes, owner and mode, and all of
 /// it is there when the overlay is mounted again. Method: a lower layer on the local disk, and the kernel's overlay,
-/// twice.
+/// mounted twice.
 #[test]
 fn a_mount_is_the_upper_layer_of_an_overlay() {
     let knows = fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains("\toverlay\n"));
     if !rustix::process::geteuid().is_root() || !knows {
-        // Root alone may mount an overlay, on a kernel that has them.
+        // Only root may mount an overlay, and only if the kernel supports it.
         return;
     }
     let place = Place::new();

@@ -22,7 +22,7 @@ use crate::workload::{self, Phase};
 use amphi_host::failure::Outcome;
 
 /// Processes, each with a mount of its own.
-const TASKS: usize = 4;
+pub const TASKS: usize = 4;
 /// Bytes before the data of an HDF5 file in the paper.
 const HEADER_BYTES: u64 = 2104;
 /// Variables of a particle.
@@ -31,10 +31,10 @@ const PARTS: [Variant; 9] =
     [AUTO, NO_CONTENTION, NO_LOCKS_AHEAD, NO_PIPELINE, PAGE_LOCKS, NO_MEMORY, NO_LOCALITY, NO_LEARNING, SIZE_ALONE];
 
 /// Offset and length of each call of each process.
-type Pieces = Vec<Vec<(u64, u64)>>;
+pub type Pieces = Vec<Vec<(u64, u64)>>;
 
 /// A dump of particles: `steps` times eight variables, of each a piece of `piece` bytes for each process.
-fn vpic(piece: u64, steps: u64) -> Pieces {
+pub fn vpic(piece: u64, steps: u64) -> Pieces {
     let tasks = TASKS as u64;
     let at =
         |step: u64, variable: u64, rank: u64| HEADER_BYTES + ((step * VARIABLES + variable) * tasks + rank) * piece;
@@ -47,7 +47,7 @@ fn vpic(piece: u64, steps: u64) -> Pieces {
 }
 
 /// Steps of a flow: each process writes its small, middle and large vectors, all one after the other in the file.
-fn nek5000(steps: u64) -> Pieces {
+pub fn nek5000(steps: u64) -> Pieces {
     // 33 in the window and 93 small ones to 32 large ones; in four rounds of a step so that sizes alternate.
     let round: Vec<u64> = (0..8)
         .flat_map(|i| {
@@ -128,7 +128,9 @@ fn without_parts(run: &mut Run, cluster: &Mounts, what: &str, pieces: &Pieces) -
     Ok(())
 }
 
-fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces, variants: &[Variant]) -> Outcome<Vec<Found>> {
+/// All variants of a workload: writes to the end of fsync, then each process reads what the next one wrote. The
+/// counters are those of the writes.
+pub fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces, variants: &[Variant]) -> Outcome<Vec<Found>> {
     let calls = Calls { fsync: true, ..Calls::default() };
     let part =
         |rank: usize, of: usize| Part { file: cluster.dirs()[rank].join("dump"), pieces: pieces[of].clone(), key: 0 };

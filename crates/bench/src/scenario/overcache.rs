@@ -42,14 +42,25 @@ struct Place {
     group: MemoryGroup,
 }
 
+impl Place {
+    fn start(run: &Run) -> Outcome<Place> {
+        let group = MemoryGroup::make("amphi-bench-overcache", GROUP_BYTES)?;
+        let setup = Setup { mounts: 1, group: Some(&group), own_reads: true, ..Setup::default() };
+        let cluster = Mounts::start(&run.dir.join("overcache"), &setup)?;
+        Ok(Place { cluster, group })
+    }
+
+    /// Errors: also that the kernel killed processes of the group.
+    fn stop(self) -> Outcome {
+        self.group.check()?;
+        self.cluster.stop()?;
+        self.group.remove()
+    }
+}
+
 /// Measures all sizes for few and many processes.
 pub fn run(run: &mut Run) -> Outcome {
-    let group = MemoryGroup::make("amphi-bench-overcache", GROUP_BYTES)?;
-    let cluster = Mounts::start(
-        &run.dir.join("overcache"),
-        &Setup { mounts: 1, group: Some(&group), own_reads: true, ..Setup::default() },
-    )?;
-    let place = Place { cluster, group };
+    let place = Place::start(run)?;
     let (sizes, tasks): (&[u64], &[usize]) = match run.quick {
         true => (&[PARTS_SIZE], &[2]),
         false => (&SIZES, &[2, 4, 8, 16]),
@@ -89,13 +100,23 @@ pub fn run(run: &mut Run) -> Outcome {
     let title = format!("Streams larger than the cache, in {} of memory", show(GROUP_BYTES));
     draw(run, "overcache", &title, "MiB/s", &BASELINES, &panels, 2)?;
     without_parts(run, &place)?;
-    let Place { cluster, group } = place;
-    group.check()?;
-    if let Some(peak) = group.peak() {
+    if let Some(peak) = place.group.peak() {
         println!("Mount and processes used at most {} MiB of the group's {}.", peak >> 20, show(GROUP_BYTES));
     }
-    cluster.stop()?;
-    group.remove()
+    place.stop()
+}
+
+/// Errors: this machine has no memory groups, or this user may not make one.
+pub fn can_limit_memory() -> Outcome {
+    MemoryGroup::make("amphi-bench-probe", GROUP_BYTES)?.remove()
+}
+
+/// All variants of these sizes, in a group and on a cluster of their own.
+pub fn by_size(run: &Run, tasks: usize, sizes: &[u64], variants: &[Variant]) -> Outcome<Vec<(u64, Vec<Found>)>> {
+    let place = Place::start(run)?;
+    let found = sizes.iter().map(|size| Ok((*size, measure(run, &place, tasks, *size, variants)?))).collect();
+    place.stop()?;
+    found
 }
 
 fn without_parts(run: &mut Run, place: &Place) -> Outcome {

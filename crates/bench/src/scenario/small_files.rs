@@ -107,11 +107,15 @@ fn shape(run: &Run, bytes: u64) -> Shape {
 }
 
 fn measure(run: &Run, cluster: &Mounts, bytes: u64, variants: &[Variant]) -> Outcome<Vec<Found>> {
-    let shape = shape(run, bytes);
-    let mut processes = Tasks::start(&Job::all(&shape, cluster.dirs(), "files"))?;
+    compare(run, cluster, &shape(run, bytes), variants)
+}
+
+/// All variants of a shape: files per second that are made and brought to the disk, looked at, read and removed.
+pub fn compare(run: &Run, cluster: &Mounts, shape: &Shape, variants: &[Variant]) -> Outcome<Vec<Found>> {
+    let mut processes = Tasks::start(&Job::all(shape, cluster.dirs(), "files"))?;
     let root = cluster.dirs()[0].join("files");
-    let found = in_turn(run, cluster, &format!("files of {bytes} bytes"), variants, || {
-        make_trees(&shape, &root)?;
+    let found = in_turn(run, cluster, &format!("files of {} bytes", shape.write_bytes), variants, || {
+        make_trees(shape, &root)?;
         let (mut values, mut all) = (Vec::new(), Counted::new());
         for (name, phase) in PHASES.iter().zip([Phase::Write, Phase::Stat, Phase::Read, Phase::Remove]) {
             let (per_second, found) = match phase {

@@ -100,7 +100,8 @@ fn table(title: &str) -> Table {
     )
 }
 
-fn measure(
+/// All variants of one place: writes to the end of fsync, then cold reads.
+pub fn measure(
     run: &Run,
     cluster: &Mounts,
     tasks: usize,

@@ -94,7 +94,9 @@ fn for_a_record(run: &Run, shape: &Shape, found: &Found) -> Vec<String> {
     ["lock_callback", "lock_callback while reading", "lock_enqueue", "lock_ahead_granted"].iter().map(of).collect()
 }
 
-fn compare(run: &Run, cluster: &Mounts, what: &str, shape: &Shape, variants: &[Variant]) -> Outcome<Vec<Found>> {
+/// All variants of a shape: writes to the end of fsync, then reads. Counters of locks while reading have the words
+/// ` while reading` behind their names.
+pub fn compare(run: &Run, cluster: &Mounts, what: &str, shape: &Shape, variants: &[Variant]) -> Outcome<Vec<Found>> {
     let calls = Calls { fsync: true, ..Calls::default() };
     let mut tasks = Tasks::start(&shape.jobs(cluster.dirs(), what, calls))?;
     let found = in_turn(run, cluster, what, variants, || {

@@ -1,6 +1,6 @@
 //! Open directories of a cluster.
 //!
-//! Owns: where a listing is, and attributes that did not come with it. Does not own: the order of entries (the
+//! Owns: the position of a listing, and attributes that were not sent with it. Does not own: the order of entries (the
 //! servers).
 
 use super::{Cluster, shown};
@@ -23,7 +23,7 @@ pub(crate) struct ClusterDir {
     listing: Mutex<Position>,
 }
 
-/// Where a listing is.
+/// The position of a listing.
 #[derive(Default)]
 struct Position {
     cookie: u64,
@@ -36,7 +36,7 @@ impl ClusterDir {
         ClusterDir { fs, ino, path, attributes, listing: Mutex::default() }
     }
 
-    /// Up to `max` further entries; none: the end.
+    /// Up to `max` further entries; an empty result means the end.
     pub(crate) fn read(&self, max: usize) -> Done<Vec<Listed>> {
         let mut at = self.listing.lock();
         let ctx = self.fs.ctx();

@@ -1,6 +1,6 @@
 //! Open files of a cluster.
 //!
-//! Owns: how calls on bytes become operations of the client: what the cache serves at once, pieces of long calls,
+//! Owns: how calls on bytes become operations of the client: bytes that the cache serves at once, pieces of long calls,
 //! copies. Does not own: starting a client, names (`cluster`).
 
 use super::{Cluster, shown};
@@ -27,7 +27,7 @@ pub(crate) struct ClusterFile {
 
 /// Checks an offset as the kernel does, and cuts a length to what one call moves.
 ///
-/// Errors: `EINVAL` before the start of a file and beyond the largest one.
+/// Errors: `EINVAL` for offsets before the start of a file or beyond the largest one.
 #[inline]
 pub(crate) fn place(offset: i64, len: usize) -> Done<(u64, usize)> {
     match (u64::try_from(offset), i64::try_from(len)) {
@@ -121,8 +121,9 @@ impl ClusterFile {
         }
     }
 
-    /// The bytes of a write as the client takes them: memory of `amphi_alloc` itself where nothing of it is kept, which
-    /// the file says (`O_DIRECT`); otherwise a copy that lies as its block does.
+    /// The bytes of a write in the form that the client takes. If the client keeps nothing of them (the file has
+    /// `O_DIRECT`), this is the memory of `amphi_alloc` itself; otherwise it is a copy with the alignment of the bytes
+    /// in their block.
     pub(crate) fn bytes_of(&self, part: &[u8], offset: u64) -> (Buf, Option<memory::Lent>) {
         if self.open.flags().direct
             && let Some((data, lent)) = memory::lend(part)
@@ -255,7 +256,7 @@ impl ClusterFile {
     }
 
     pub(crate) fn seek(&self, offset: i64, hole: bool) -> Done<u64> {
-        // The kernel says so of every place outside the file.
+        // The kernel returns this for every offset outside the file.
         let offset = u64::try_from(offset).map_err(|_| Errno::NxIo)?;
         let whence = if hole { Whence::Hole } else { Whence::Data };
         Ok(self.fs.client.lseek(&self.fs.stream(), &self.open, offset, whence).wait(None)?)
@@ -263,7 +264,7 @@ impl ClusterFile {
 }
 
 impl ClusterFile {
-    /// Copies within the client. Errors: `EINVAL` for places that are none.
+    /// Copies within the client. Errors: `EINVAL` for offsets that do not exist.
     pub(crate) fn copy(&self, from: i64, to: &ClusterFile, at: i64, len: usize) -> Done<usize> {
         let (from, len) = place(from, len)?;
         let (at, len) = place(at, len)?;

@@ -1,4 +1,4 @@
-//! Names that are made to be difficult, by hand.
+//! Tests with names that are chosen to be difficult.
 
 use crate::{Cart, NAME_MAX};
 
@@ -54,8 +54,8 @@ fn many_names_behind_one_prefix() {
     assert_eq!(cart.bytes(), 0);
 }
 
-/// Goal: a node has an entry for every byte that names can have, and for the name that ends there. Method: a name for
-/// each such byte; every other name has one more byte behind it.
+/// Goal: a node has an entry for every byte that names can have, and for the name that ends there. Method: one name for
+/// each such byte; every other name is followed by one more byte.
 #[test]
 fn the_largest_node() {
     let mut cart = Cart::new();

@@ -18,8 +18,8 @@ async fn land(mount: &Mount, ino: Ino) {
     }
 }
 
-/// A lock is granted. Pages that the kernel kept when the mount returned its locks over them may show bytes of before
-/// other mounts' writes, so the next holder finds them dropped.
+/// A lock is granted. When the mount returns locks, the kernel may keep pages that show bytes from before other mounts'
+/// writes. So these pages are dropped before a program gets a file lock.
 async fn granted(mount: &Arc<Mount>, ino: Ino, taken: Result<TakenLock>) -> Result<TakenLock> {
     if taken.is_ok()
         && let Some(file) = mount.files.get(ino)
@@ -31,8 +31,8 @@ async fn granted(mount: &Arc<Mount>, ino: Ino, taken: Result<TakenLock>) -> Resu
 
 /// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
 impl Client {
-    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller gets the answer, then the
-    /// lock is [kept](TakenLock::keep).
+    /// Takes a lock, or changes the lock that the owner has on the range, in one step. The caller gets the answer, then
+    /// the lock is [kept](TakenLock::keep).
     ///
     /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if
     /// locks of the owner on the file were lost.
@@ -45,8 +45,8 @@ impl Client {
         })
     }
 
-    /// As `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then it is
-    /// taken. Dropping the operation does not end the wait.
+    /// Works as `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then
+    /// it is taken. Dropping the operation does not end the wait.
     ///
     /// Errors: `Deadlk` if POSIX owners would wait for each other, otherwise as for `try_lock`.
     pub fn wait_lock(&self, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Pending<TakenLock> {
@@ -81,7 +81,8 @@ impl Client {
         })
     }
 
-    /// The lock with the lowest offset that conflicts with `lock`. Its process is 0 if it belongs to another mount.
+    /// The lock with the lowest offset that conflicts with `lock`. The process in the result is 0 if the lock belongs
+    /// to another mount.
     pub fn test_lock(&self, lock: FileLockSpec) -> Pending<Option<FileLockSpec>> {
         Pending::start(&self.mount, file_locks::test(self.mount.clone(), lock))
     }

@@ -1,9 +1,10 @@
-//! Writes that programs post, in the public interface.
+//! Writes that programs post, and the end of a mount that is in use, in the public interface.
 
 use super::Client;
 use crate::api::{Ctx, Hints, PostedWrites, WriteTo};
 use crate::conn::pending::Pending;
 use crate::inode::OpenFile;
+use crate::ops;
 use crate::ops::posts::{self, PostRights, Posting};
 use crate::telemetry::stats::Count;
 use amphi_env::Buf;
@@ -46,7 +47,7 @@ impl Posting {
         }
     }
 
-    /// `run`, as an operation that callers wait for.
+    /// Executes `run` as an operation for which callers can wait.
     pub fn settling(client: &Client, run: impl Future<Output = Result<()>> + Send + 'static) -> Pending<()> {
         Pending::start(&client.mount, run)
     }
@@ -65,4 +66,13 @@ impl PostRights {
 /// A post goes to its offset, whatever its descriptor was opened for.
 fn hints() -> Hints {
     Hints { to: WriteTo::Offset, ..Hints::default() }
+}
+
+impl Client {
+    /// As `sync_all` before the end of a mount, whose result reports lost bytes: only those that no call has reported.
+    ///
+    /// Errors: that of a target which could not be asked to make everything stable.
+    pub fn store_all(&self) -> Pending<()> {
+        self.start(ops::sync::store_all(self.mount.clone()))
+    }
 }

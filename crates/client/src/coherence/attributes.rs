@@ -1,7 +1,7 @@
 //! Requests for an inode: its attributes, its size, and where it ends.
 //!
-//! Owns: the rule that joins the server's answer with what only this mount knows, the end of its own bytes. Does not
-//! own: when a request is due (`ops`), the tokens of the answer (`tokens`).
+//! Owns: the rule that joins the server's answer with the knowledge of this mount alone, which is the end of its own
+//! bytes. Does not own: when a request is due (`ops`), the tokens of the answer (`tokens`).
 
 use crate::coherence::tokens::{self, Told};
 use crate::conn::replies::inode_reply;
@@ -13,8 +13,8 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How often the size is requested in the hope that no change by this mount comes between request and answer. After
-/// that the server is asked to include this mount's own changes (`GetAttrNow`).
+/// The number of times that the size is requested in the hope that this mount makes no change between request and
+/// answer. After that the server is asked to include this mount's own changes (`GetAttrNow`).
 pub(crate) const TRIES: usize = 4;
 /// Requests an inode. Returns the server's answer, and the attributes joined with what only this mount knows.
 ///
@@ -27,7 +27,8 @@ pub(crate) async fn ask(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(In
     }
 }
 
-/// As `ask`, but `None` if changes of this mount keep coming. Otherwise `Inode::size` is the size in the attributes.
+/// Works as `ask`, but `None` if changes of this mount keep coming. Otherwise `Inode::size` is the size in the
+/// attributes.
 async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option<(InodeView, Attr)>> {
     for _ in 0..TRIES {
         let mut told = tokens::call(mount, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
@@ -40,7 +41,8 @@ async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option
     Ok(None)
 }
 
-/// As `ask`, for a file that this mount itself changes all the time: the server sends a glimpse to this mount as well.
+/// Works as `ask`, for a file that this mount itself changes all the time: the server sends a glimpse to this mount as
+/// well.
 pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     loop {
         mount.stats.count(Count::GetAttrNow);
@@ -58,7 +60,7 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         }
         let alone = rule & 1 == 1;
         // In sole mode there are no locks for which the server could send a glimpse, and no other mount changes the
-        // file. In shared mode there are none of writes that are unfinished.
+        // file. In shared mode, unfinished writes that were sent without a lock have no such lock either.
         let own = |file: Arc<Inode>| if alone { file.size.own_end() } else { file.size.unfinished_end() };
         attr.size = view.attr.size.max(mount.files.get(ino).map_or(0, own));
         return Ok((view, attr));
@@ -66,7 +68,7 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
 }
 
 /// Returns the attributes in the answer to another request than one for attributes. If this mount changed the file
-/// meanwhile, so that the size is not used, the attributes are requested again.
+/// meanwhile, the size in the answer is not used, and the attributes are requested again.
 pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: InodeView) -> Attr {
     let (attr, taken) = told.keep_size(view);
     drop(told);
@@ -82,8 +84,8 @@ pub(crate) async fn reload(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> 
     ask(mount, &Cred::root(), file.ino).await.map(|_| ())
 }
 
-/// The size of the file at the moment of the call or later. It stays valid while the caller holds locks that keep
-/// others from changing it.
+/// The size of the file at the moment of the call or later. The size remains right while the caller holds locks that
+/// prevent others from changing it.
 pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<u64> {
     if tokens::is_sure(mount, file) || knows_end(mount, file) {
         return Ok(file.size());
@@ -113,8 +115,8 @@ pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool)
     }
 }
 
-/// Whether `Inode::size` is the end of the file: in sole mode once it was requested, in shared mode as long as this
-/// mount keeps the write locks under which it was requested.
+/// Returns whether `Inode::size` is the end of the file: in sole mode once it was requested, in shared mode as long as
+/// this mount keeps the write locks under which it was requested.
 pub(crate) fn knows_end(mount: &Mount, file: &Inode) -> bool {
     if mount.coherence.sharing.is_alone() {
         return tokens::is_sure(mount, file);

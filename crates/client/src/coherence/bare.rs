@@ -1,4 +1,4 @@
-//! Inodes without extended attributes, in sole mode: how requests and their answers update the record of them.
+//! The record of inodes without extended attributes, in sole mode: how requests and their answers update it.
 //!
 //! Owns: noting calls that set an attribute before they are sent, and using what answers show. Does not own: the record
 //! of such inodes (`tables::coherence::bare`).
@@ -17,12 +17,12 @@ pub(crate) struct Asked {
     events: u64,
 }
 
-/// To be called before a request is sent whose answer may show inodes.
+/// It has to be called before a request is sent whose answer may show inodes.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule: mount.coherence.sharing.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
 
-/// Notes what the answer to a request shows of an inode.
+/// Notes which attributes of an inode the answer to a request shows.
 pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     if view.xattrs || asked.rule & 1 == 0 || mount.coherence.sharing.rule() != asked.rule {
         return;
@@ -34,7 +34,7 @@ pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     }
 }
 
-/// Whether an inode is known to have no extended attributes. This is known only in sole mode.
+/// Returns whether an inode is known to have no extended attributes. This is known only in sole mode.
 pub(crate) fn is_bare(mount: &Mount, ino: Ino) -> bool {
     let rule = mount.coherence.sharing.rule();
     rule & 1 == 1 && mount.coherence.bare.state.lock().rule_of(ino) == Some(rule)
@@ -46,7 +46,7 @@ pub(crate) struct Setting {
     answered: bool,
 }
 
-/// To be called before a request is sent.
+/// It has to be called before the request is sent.
 pub(crate) fn setting(mount: &Arc<Mount>, op: &Request) -> Option<Setting> {
     let Request::SetXattr { ino, .. } = op else { return None };
     let mut state = mount.coherence.bare.state.lock();

@@ -3,13 +3,14 @@
 //! Owns: when a close is due, and sending it, many of one target in one message. Does not own: what else happens after
 //! the last reference to an open file (`writeback::release`).
 //!
-//! No program waits for a close. The first close is sent at once. Those that become due until it is answered are sent
-//! together, and so are those that become due together. Closes of files that were opened ahead of a program
+//! No program waits for a close. The first close is sent at once. Closes that become due before its answer are sent
+//! together, and so are closes that become due at the same time. Closes of files that were opened ahead of a program
 //! (`small_files`) are delayed to be sent together: until the next tick [1 s], a change of names, or a revocation by
 //! the target.
 //!
-//! Invariant: a close is in `Known::closing` from before it comes here until it is answered. So a restarted server gets
-//! the open of a file before it gets the close. A close whose server cannot be reached is sent when it can.
+//! Invariant: a close is in `Known::closing` from before it is passed to this module until it is answered. So a
+//! restarted server gets the open of a file before it gets the close. A close whose server cannot be reached is sent
+//! when it can.
 //!
 //! Bound: the number of opens of the files.
 
@@ -32,7 +33,7 @@ pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<Inode>) {
     mount.files.reap(file);
 }
 
-/// The closes that nothing delays any more, which count as under way from now on.
+/// Closes that need not wait any longer; from now on they count as under way.
 pub(crate) fn due_closes(file: &Arc<Inode>) -> Vec<Due> {
     let mut known = file.known.lock();
     let known = &mut *known;
@@ -73,7 +74,7 @@ pub(crate) fn send(mount: &Arc<Mount>, due: Vec<Due>) {
     starting.into_iter().for_each(|target| next(mount, target));
 }
 
-/// Sends closes that may wait for others to share a message with.
+/// Sends closes that were waiting for others with which to share a message.
 pub(crate) fn linger(mount: &Arc<Mount>, due: Vec<Due>) {
     let mut full = Vec::new();
     {

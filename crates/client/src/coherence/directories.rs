@@ -1,4 +1,4 @@
-//! Attributes of directories, in sole mode: how requests and their answers update the record of them.
+//! The record of attributes of directories, in sole mode: how requests and their answers update it.
 //!
 //! Owns: noting changes before they are sent, and using what answers show. Does not own: the record, and when it may be
 //! used (`tables::coherence::directories`).
@@ -17,15 +17,21 @@ pub(crate) fn events(mount: &Mount) -> u64 {
     mount.coherence.directories.events.load(SeqCst)
 }
 
+/// Whether a change whose answer was lost, in either mode, may still be carried out.
+pub(crate) fn is_unsure(mount: &Mount) -> bool {
+    mount.clock.boot_ns() < mount.coherence.directories.state.lock().unsure_until_ns
+}
+
 enum Reach {
     One(Ino),
-    /// Removal of a directory from this one. Only the answer to the request names the removed directory.
+    /// The removal of a directory from the directory of this value. Only the answer to the request names the removed
+    /// directory.
     Removal(Ino),
     /// A change of inodes that the request does not name.
     Wide,
 }
 
-/// A change under way. If this value is dropped without an answer, the server may still carry the change out.
+/// A change that is under way. If this value is dropped without an answer, the server may still carry the change out.
 pub(crate) struct Change {
     mount: Arc<Mount>,
     rule: u64,
@@ -33,7 +39,7 @@ pub(crate) struct Change {
     answered: bool,
 }
 
-/// To be called before a request is sent that changes what `keys` show.
+/// It has to be called before a request is sent that changes what `keys` show.
 pub(crate) fn changing(mount: &Arc<Mount>, op: &Request, keys: &[TokenKey]) -> Option<Change> {
     let attributes = |key: &TokenKey| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None };
     let ino = keys.iter().find_map(attributes)?;
@@ -104,13 +110,13 @@ pub(crate) struct Asked {
     events: u64,
 }
 
-/// To be called before a request is sent whose answer may show directories.
+/// It has to be called before a request is sent whose answer may show directories.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     let rule = mount.coherence.sharing.rule();
     Asked { rule, events: mount.coherence.directories.state.lock().events }
 }
 
-/// Notes what the answer to such a request shows of a directory. `sharded`: its names lie in shards.
+/// Notes which attributes of a directory the answer to such a request shows. `sharded`: its names lie in shards.
 pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr, sharded: bool) {
     let Asked { rule, events } = asked;
     if rule & 1 == 1 && mount.coherence.sharing.rule() == rule {

@@ -7,8 +7,8 @@
 //! Invariants:
 //!
 //! * One request at a time is under way for an owner and a file (`Turn`), so the table changes in the order of the
-//!   server. A waiting request is not under way: the server has answered that it has to wait, and the client sends it
-//!   again after the server has pushed news of it.
+//!   server. A waiting request does not count as under way: the server has answered that it has to wait, and the client
+//!   sends it again after the server has pushed `FileLockNews` for it.
 //! * The client's table of locks never contains a lock that the server's table does not. A lock leaves the table before
 //!   its release is sent, and enters it with the answer. So a lock that the server may have granted to another owner is
 //!   not presented after a restart. There is one exception: a waiting request may convert a part of a held lock to
@@ -50,7 +50,7 @@ async fn call(mount: &Arc<Mount>, turn: &Turn, op: Request) -> Result<Reply> {
     mount.call(turn.key.0.target(), &Cred::root(), op).await
 }
 
-/// Requests a lock. Returns whether it is held now.
+/// Requests a lock. Returns whether the lock is held now.
 async fn set(mount: &Arc<Mount>, turn: &Turn, lock: FileLockSpec, number: u64, wait: bool) -> Result<bool> {
     turn.check_lost()?;
     let before = turn.with(|owner| {
@@ -130,7 +130,7 @@ impl Drop for TakenLock {
     }
 }
 
-/// Releases what was not held before the request, and makes shared again what was shared before.
+/// Releases what was not held before the request, and makes the parts shared again that were shared before.
 async fn undo(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, before: &Pieces) {
     for range in before.gaps(lock.range) {
         let _ = unlock_at(mount, &turn, range).await;
@@ -207,8 +207,8 @@ async fn reached(mount: &Mount, ino: Ino) -> bool {
     heard.is_ok_and(|(answer, _)| answer.result.is_ok())
 }
 
-/// Withdraws a waiting request that was not answered. It may be in the server's queue, where it would be granted to no
-/// caller.
+/// Withdraws a waiting request that was not answered. The request may be in the server's queue, where it would be
+/// granted to no caller.
 async fn withdraw_later(mount: Arc<Mount>, lock: FileLockSpec, number: Number) {
     while reached(&mount, lock.ino).await {
         let Ok(turn) = Turn::new(&mount.coherence.file_locks, (lock.ino, lock.owner)).await else { return };
@@ -232,8 +232,8 @@ async fn release_later(mount: Arc<Mount>, key: Key) {
     }
 }
 
-/// As `take`, but an interrupt ends it at once if there is no connection. The release or withdrawal of the lock is done
-/// in the background.
+/// Works as `take`, but an interrupt ends it at once if there is no connection. The release or withdrawal of the lock
+/// is done in the background.
 pub(crate) async fn take_interruptible(
     mount: Arc<Mount>,
     lock: FileLockSpec,
@@ -252,7 +252,7 @@ pub(crate) async fn take_interruptible(
         if !interrupt.has_fired() || went_down.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
-        // Now `taking` has seen the interrupt, and has a turn or waits for one. So the caller's next request comes
+        // Now `taking` has seen the interrupt, and has a turn or waits for one. So the caller's next request is made
         // after this one.
         Poll::Ready(match taking.as_mut().poll(cx) {
             Poll::Ready(taken) => Some(taken),

@@ -4,14 +4,14 @@
 //! end to drop pages. Does not own: the way in which the front end does that (`KernelPages`), the record of a file's
 //! pages (`inode::front_pages`), and the target's notes about pages left behind (`Request::PagesLeft`).
 //!
-//! A lock waits until all its pages are dropped but those whose write-back waits for locks of other mounts. For the
-//! latter it waits for `PATIENCE_STEPS` steps, because two mounts may wait for each other so. It also waits no longer
-//! than that while a truncate of the file is under way on this mount. The kernel then holds back the file's write-back,
-//! so it may be unable to drop pages, and the truncate may wait for a request that waits for this lock. In all other
-//! cases a lock waits for `STEPS_MAX` steps at most: a program that stores into a mapping without a pause makes new
-//! dirty pages all the time. Pages that are left are dropped later. Until then the target notes what others change of
-//! the file, and does not overwrite that when the pages are written back. So no return of a lock depends on the kernel,
-//! and whatever waits for locks makes progress, on every mount.
+//! A lock waits until all its pages are dropped but those whose write-back waits for locks of other mounts. In the
+//! latter case it waits only for `PATIENCE_STEPS` steps, because two mounts may wait for each other in this way. It
+//! waits no longer than that either while a truncate of the file is under way on this mount. The kernel then holds back
+//! the file's write-back, so it may be unable to drop pages, and the truncate may wait for a request that waits for
+//! this lock. In all other cases a lock waits for at most `STEPS_MAX` steps, because a program that stores into a
+//! mapping without a pause makes new dirty pages all the time. Pages that are left are dropped later. Until then the
+//! target notes what others change of the file, and does not overwrite that when the pages are written back. So no
+//! return of a lock depends on the kernel, and whatever waits for locks makes progress, on every mount.
 //!
 //! Programs that take turns by file locks, or by `fsync` and `msync`, meet no page that was left: a file lock is
 //! granted, and a sync is answered, when the pages that were left before are dropped (`drop_left`).
@@ -22,7 +22,7 @@
 //!
 //! The numbers behind the times: the kernel takes 10 to 30 ms to drop 256 dirty pages. Where 15 threads wanted each
 //! processor, one wait of 40 ms was over before the kernel had dropped a clean page. A program that counted in a
-//! mapping under file locks then read the page of before.
+//! mapping under file locks then read an outdated page.
 
 use crate::conn::replies::unexpected;
 use crate::inode::Inode;
@@ -40,23 +40,24 @@ use std::sync::atomic::Ordering::SeqCst;
 /// How long one step of the wait for pages takes, in nanoseconds. Dropping a page takes a few turns of threads. Each of
 /// them waits for a processor on a machine that has none free, and so does the end of each step.
 const STEP_NS: u64 = 5_000_000;
-/// After this many steps a lock goes before pages that cannot be dropped because a truncate of this mount is under way,
-/// or because their write-back waits for locks of other mounts.
+/// After this many steps a lock is returned before pages are dropped that cannot be dropped, because a truncate of this
+/// mount is under way or because their write-back waits for locks of other mounts.
 const PATIENCE_STEPS: u64 = 8;
-/// After this many steps a lock goes before any page. If no program here has the file open for writing, no page is
-/// dirty and nothing else ends the wait. The kernel drops clean pages at once, except for pages that are being read,
-/// and such reads wait for no lock. Only a server that does not answer them makes it take longer.
+/// After this many steps a lock is returned even if pages are not dropped yet. If no program here has the file open for
+/// writing, no page is dirty and nothing else ends the wait. The kernel drops clean pages at once, except for pages
+/// that are being read, and such reads wait for no lock. Only a server that does not answer the requests for pages
+/// makes it take longer.
 const STEPS_MAX: u64 = 400;
 /// How long pages are kept after a read, in nanoseconds, so that a program can do some stores in its turn.
 const TURN_NS: u64 = 5_000_000;
 
-/// Drops all pages of a file before `locks` are returned to `target`. Returns when that is done. If the target takes a
-/// note of what others change, returns then, and dropping continues.
+/// Drops all pages of a file before `locks` are returned to `target`. Returns when that is done. If the target accepts
+/// a note of what others change, the function returns then, and the dropping continues.
 pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId, locks: &[u64]) {
     let mut turn_ns = begin(mount, file);
     loop {
         let is_left = || file.pages.taking.lock().left.contains(&target);
-        // Pages that were read since others were left are dropped before a later lock goes.
+        // Pages that were read since others were left behind are dropped before a later lock is returned.
         let is_clear = || {
             let taking = file.pages.taking.lock();
             taking.is_clear && taking.left.contains(&target)
@@ -69,7 +70,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
             tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
             file.signal.until(|| !file.pages.is_taking()).await;
         }
-        // Every request that relied on the lock has ended. A request that comes later does not rely on it.
+        // Every request that relied on the lock has ended. A later request does not rely on this lock.
         file.signal.until(|| !is_left() || !file.pages.taking.lock().protected.contains_key(&target)).await;
         let mut taking = file.pages.taking.lock();
         let is_protected = taking.protected.contains_key(&target);
@@ -82,7 +83,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
     }
 }
 
-/// Returns when a lock may go before pages that are not dropped yet, `turn_ns` and some steps from now.
+/// Returns when a lock may be returned before all pages are dropped, `turn_ns` and some steps from now.
 async fn be_patient(mount: &Mount, file: &Inode, turn_ns: u64) {
     mount.life.pauses.pause(turn_ns).await;
     for step in 1..=STEPS_MAX {
@@ -93,14 +94,14 @@ async fn be_patient(mount: &Mount, file: &Inode, turn_ns: u64) {
     }
 }
 
-/// Whether the front end may be unable to drop pages before a lock is returned.
+/// Returns whether the front end may be unable to drop pages before a lock is returned.
 fn is_held_up(file: &Inode) -> bool {
     let taking = file.pages.taking.lock();
     taking.is_clear || taking.writes >= WRITES_MAX || file.pages.is_being_cut()
 }
 
-/// Drops the pages that were left when locks were returned, but for those of requests that wait for locks. Waits no
-/// longer than a lock does.
+/// Drops the pages that were left behind when locks were returned, except those of requests that wait for locks. Waits
+/// no longer than the return of a lock does.
 pub(crate) async fn drop_left(mount: &Arc<Mount>, file: &Arc<Inode>) {
     if file.pages.is_taking() && !file.pages.taking.lock().left.is_empty() {
         let dropped = pin!(drop_around(mount, file, ByteRange::ALL));
@@ -251,7 +252,7 @@ pub(crate) async fn have_noted(mount: &Arc<Mount>, file: &Arc<Inode>, target: Ta
     noted.map(Some)
 }
 
-/// Makes the front end drop what it caches of these bytes of a file.
+/// Makes the front end drop the bytes of this range of a file that it caches.
 pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();
@@ -265,8 +266,8 @@ pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
-/// As `drop_pages`, for bytes that a write replaces, that prove to be absent, or that were lost. It runs concurrently
-/// with drops for which a lock waits, because dirty pages among these bytes may wait for a lock.
+/// Works as `drop_pages`, for bytes that a write replaces, bytes that turn out to be absent, and bytes that were lost.
+/// It runs concurrently with drops for which a lock waits, because dirty pages among these bytes may wait for a lock.
 pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();

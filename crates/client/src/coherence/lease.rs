@@ -11,7 +11,7 @@ use amphi_wire::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Makes sure that what is cached of a file's inode and of these bytes may be used. Asks servers that were silent for
+/// Makes sure that the cached part of a file's inode and of these bytes may be used. Asks servers that were silent for
 /// too long.
 pub(crate) async fn touch(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Result<()> {
     let leases = &mount.coherence.sharing.leases;
@@ -25,7 +25,7 @@ pub(crate) async fn touch(mount: &Arc<Mount>, file: &Inode, range: ByteRange) ->
     Ok(())
 }
 
-/// As `touch`, for the tokens and locks that one target has granted.
+/// Works as `touch`, for the tokens and locks that one target has granted.
 pub(crate) async fn touch_target(mount: &Arc<Mount>, target: TargetId) -> Result<()> {
     let leases = &mount.coherence.sharing.leases;
     let now = mount.clock.boot_ns();

@@ -97,7 +97,7 @@ pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>
 }
 
 /// The timeout with which a front end may cache a name: the remaining life of the name's token. The timeout is
-/// recorded, and the front end is told to invalidate the name when the token is revoked or lost.
+/// recorded, and the front end gets a request to invalidate the name when the token is revoked or lost.
 pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     let Ok(name) = Name::new(lent.name.to_vec()) else { return Duration::ZERO };
     let (key, names) = (key_of(mount, lent.dir, &name), &mount.coherence.tokens.names);
@@ -126,7 +126,7 @@ pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     life.unwrap_or_default()
 }
 
-/// Whether a front end caches this name.
+/// Returns whether a front end caches this name.
 pub(crate) fn is_lent(mount: &Mount, dir: Ino, name: &Name, shows: NameShows) -> bool {
     let key = key_of(mount, dir, name);
     mount.coherence.tokens.names.is_lent(mount.clock.boot_ns(), key, name.as_bytes(), shows)

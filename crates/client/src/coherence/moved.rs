@@ -1,7 +1,7 @@
 //! Directories that other mounts have moved or removed.
 //!
 //! Owns: asking the front end to show them to its kernel, and answering the server. Does not own: how the front end
-//! does that.
+//! shows them.
 
 use crate::mount::Mount;
 use amphi_types::{Cred, Ino, Name, TargetId};

@@ -15,15 +15,15 @@ use std::sync::atomic::Ordering::Relaxed;
 /// out.
 const OPEN_END_NS: u64 = 180_000_000_000;
 
-/// A change by this mount. What was prefetched, or is being prefetched, of the inodes and names that it concerns is not
-/// used any more.
+/// A change by this mount. Whatever was prefetched, or is being prefetched, of the inodes and names that the change
+/// concerns is not used any more.
 pub(crate) struct Changing {
     mount: Arc<Mount>,
     keys: Vec<Key>,
     answered: bool,
 }
 
-/// To be called before the request is sent.
+/// It has to be called before the request is sent.
 pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
     let name = |dir: &Ino, name: &Name| Key::Name(*dir, name.clone());
     let keys = match op {
@@ -45,7 +45,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
         for key in &keys {
             spoilt.push(state.spoil(key));
             if let Key::Inode(ino) = key {
-                // A program that may no longer search a directory must not get names in it from here.
+                // A program that may no longer search a directory must not get prefetched files of it.
                 gone.extend(state.take_all(|_, r| r.dir == *ino));
             }
         }

@@ -4,10 +4,10 @@
 //! operations on names, which go to the shard of the name.
 //!
 //! A shard is a directory of its own to all of this mount's tables: tokens, names and attributes are cached of shards.
-//! Programs and the kernel see only the directory. Its permissions and owners are its own, which each shard has as
-//! well. Links and times of changes are joined. The result is that of one moment only while all shards are known at
-//! once: in shared mode, a `stat` that is under way while a directory is renamed from one shard to another may count it
-//! twice or not at all.
+//! Programs and the kernel see only the directory. The permissions and owners of the directory are its own, and each
+//! shard has a copy of them. Links and times of changes are joined. The result describes one moment only if all shards
+//! are known at the same time. In shared mode, a `stat` during which a sub-directory is renamed from one shard to
+//! another may count it twice or not at all.
 
 use crate::api::Ctx;
 use crate::coherence::new_directories::Making;
@@ -19,7 +19,8 @@ use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-/// The shards of a directory, which are asked for if they are not known. `None`: its names lie in itself.
+/// The shards of a directory, which are asked for if they are not known. `None`: the directory has no shards, so its
+/// names lie in itself.
 pub(crate) async fn of(mount: &Arc<Mount>, cred: &Cred, dir: Ino) -> Result<Option<Arc<[Ino]>>> {
     if let Some(shards) = mount.coherence.shards.of(dir) {
         return Ok(Some(shards));
@@ -37,8 +38,8 @@ pub(crate) async fn of(mount: &Arc<Mount>, cred: &Cred, dir: Ino) -> Result<Opti
     }
 }
 
-/// Gives an empty directory so many shards; 0: one on each target. In sole mode it is known from then on which names
-/// they lack, as with a directory that this mount has made. Returns the attributes of the directory.
+/// Gives an empty directory this many shards; 0 means one on each target. In sole mode the client then knows which
+/// names the shards lack, as with a directory that this mount has made. Returns the attributes of the directory.
 pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) -> Result<Attr> {
     let mut making = Making::begin(mount);
     let op = Request::SetShards { ino: dir, count };
@@ -46,16 +47,16 @@ pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) 
     let view = inode_reply(told.take()?)?;
     let attr = told.keep_view(view);
     drop(told);
-    // The shards exist, whether this mount knows where they are or not.
+    // The shards exist, whether this mount knows their places or not.
     if let (Some(making), Ok(Some(shards))) = (&mut making, of(mount, cred, dir).await) {
         making.made(&shards);
     }
     Ok(attr)
 }
 
-/// Gives a new directory one shard on each target, as its parent directory says. Returns its attributes, which were
-/// `made` before. If that fails, it has its names on one target: another mount may have made the first one meanwhile,
-/// or there is no room for so many inodes.
+/// Gives a new directory one shard on each target, as the setting of its parent directory says. Returns the directory's
+/// attributes, which were `made` before. If that fails, the directory keeps its names on one target: another mount may
+/// have made the first name meanwhile, or there may be no room for so many inodes.
 pub(crate) async fn give_new(mount: &Arc<Mount>, ctx: &Ctx, made: Attr) -> Attr {
     match give(mount, &ctx.cred, made.ino, 0).await {
         Ok(attr) => attr,
@@ -66,7 +67,7 @@ pub(crate) async fn give_new(mount: &Arc<Mount>, ctx: &Ctx, made: Attr) -> Attr 
     }
 }
 
-/// After a server has refused names of these directories (`Remote`): learns where they lie.
+/// Called after a server has refused names of these directories (`Remote`): requests their shards.
 ///
 /// Errors: `Proto` if none of them has shards.
 pub(crate) async fn learn(mount: &Arc<Mount>, cred: &Cred, dirs: &[Ino]) -> Result<()> {
@@ -77,8 +78,8 @@ pub(crate) async fn learn(mount: &Arc<Mount>, cred: &Cred, dirs: &[Ino]) -> Resu
     if any { Ok(()) } else { Err(Errno::Proto) }
 }
 
-/// A directory as programs see it, from what it and its shards say. The mtime of a shard is 0 unless its names have
-/// changed since an mtime was set explicitly.
+/// A directory as programs see it, joined from its attributes and those of its shards. The mtime of a shard is 0 unless
+/// its names have changed since an mtime was set explicitly.
 fn joined(own: Attr, shards: &[Attr]) -> Attr {
     let mut attr = own;
     let changed = shards.iter().map(|shard| shard.mtime).max().filter(|mtime| *mtime > Timespec::default());
@@ -90,7 +91,7 @@ fn joined(own: Attr, shards: &[Attr]) -> Attr {
     attr
 }
 
-/// What a program is shown of an inode with these attributes, which an answer has just shown.
+/// The attributes that a program gets for an inode, computed from those that an answer has just shown.
 pub(crate) async fn shown(mount: &Arc<Mount>, ctx: &Ctx, attr: Attr) -> Result<Attr> {
     if attr.kind != Kind::Dir || !mount.coherence.shards.has(attr.ino) {
         return Ok(attr);
@@ -106,7 +107,7 @@ pub(crate) async fn shown(mount: &Arc<Mount>, ctx: &Ctx, attr: Attr) -> Result<A
     Ok(joined(attr, &told?))
 }
 
-/// As `shown`, from what is known under tokens; sends nothing.
+/// Works as `shown`, from attributes that are cached under tokens; sends no request.
 pub(crate) fn known(mount: &Mount, dir: Ino) -> Option<Attr> {
     let shards = mount.coherence.shards.of(dir)?;
     let own = directories::own(mount, dir).or_else(|| Some(tokens::view(mount, dir)?.attr))?;

@@ -7,8 +7,8 @@
 //! time. In shared mode it caches only under tokens and locks (docs/locking/sharing.md). The master alone decides which
 //! mode is in force and whether the session continues.
 //!
-//! Invariants: the server is answered that the switch to shared mode is complete only after every operation that began
-//! in sole mode has ended and every timeout that was given in sole mode is over. An answer that was requested in one
+//! Invariants: the client reports that the switch to shared mode is complete only after every operation that began in
+//! sole mode has ended and every timeout that was given in sole mode has passed. An answer that was requested in one
 //! mode is not cached in the other. In shared mode, rights that a server granted are used only while messages from that
 //! server arrive (`lease`).
 
@@ -30,10 +30,10 @@ pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
 const _: () = assert!(CAUTION_NS < LEASE_NS, "a mount is cautious before its leases end");
 /// Added to a front end's timeouts: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
-/// How often the server is informed that a switch is being worked on. The server considers a mount unresponsive if it
-/// sends no such report for longer.
+/// How often the client reports to the server that it is still working on a switch. The server considers a mount
+/// unresponsive if it sends no such report for longer.
 const KEPT: Duration = Duration::from_secs(1);
-/// How often the switch checks whether what was begun in sole mode has ended.
+/// How often the switch checks whether operations and timeouts of sole mode have ended.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// An operation that was begun, or a timeout that was given, in sole mode.
@@ -45,7 +45,7 @@ impl Drop for Begun {
     }
 }
 
-/// The timeout that an answer to a front end carries. To be dropped when the front end has written the answer.
+/// The timeout that an answer to a front end carries. It is dropped when the front end has written the answer.
 pub struct Lending {
     begun: Begun,
     life: Duration,
@@ -89,8 +89,8 @@ pub(crate) fn rule_for_front(mount: &Mount) -> Rule {
     Rule { rule: mount.coherence.sharing.rule(), directories: crate::coherence::directories::events(mount) }
 }
 
-/// Whether no directory was changed since `rule` was noted, so that attributes of directories in an answer may get a
-/// timeout. Attributes from before a change would hide what the answer to the change has shown.
+/// Returns whether no directory was changed since `rule` was noted, so that attributes of directories in an answer may
+/// get a timeout. Attributes from before a change would hide what the answer to the change has shown.
 pub(crate) fn knows_directories(mount: &Mount, rule: Rule) -> bool {
     crate::coherence::directories::events(mount) == rule.directories
 }
@@ -120,7 +120,7 @@ pub(crate) fn be_cautious(mount: &Mount) {
     }
 }
 
-/// Called when the master has answered a hello, the first one or a later one.
+/// Called when the master has answered a `Hello`, the first one or a later one.
 pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     let sharing = &mount.coherence.sharing;
     if sharing.cautious.swap(false, SeqCst) && welcome.alone {
@@ -130,7 +130,7 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
         unlock_pages(mount);
     }
     let boot = sharing.boot.swap(welcome.boot, SeqCst);
-    // A server that was restarted counts mounts anew, also for sessions that it knows.
+    // A server that was restarted counts mounts from the beginning, also for sessions that it had before.
     let before = sharing.mounts.swap(welcome.mounts, SeqCst);
     if boot == 0 || !welcome.resumed {
         let same = boot == welcome.boot && welcome.mounts == before + 1;
@@ -143,13 +143,13 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     }
 }
 
-/// Whether a session that the server has ended may continue as if it had not been ended: the mount was in sole mode,
-/// and no other mount has existed since.
+/// Returns whether a session that the server has ended may continue as if it had not been ended: the mount was in sole
+/// mode, and no other mount has existed since.
 pub(crate) fn may_go_on(mount: &Mount) -> bool {
     mount.coherence.sharing.undisturbed.load(SeqCst)
 }
 
-/// `Push::Company`: adopts the mode at once. Returns whether the push has to be answered by `settle`.
+/// `Push::Company`: switches to the mode at once. Returns whether the push has to be answered by `settle`.
 pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
     let sharing = &mount.coherence.sharing;
     let before = sharing.change.fetch_max(change, SeqCst);

@@ -3,12 +3,12 @@
 //! Owns: the use of the cache: requests, grants, this mount's own changes, revocations, and lookups that need no
 //! message. Does not own: the rules (`dlm`), when tokens are used at all (`sharing`).
 //!
-//! There is one cache for all targets, because the answer to a lookup may bring grants of two. A hit takes the cache's
-//! lock shared and allocates nothing but the copy.
+//! There is one cache for all targets, because the answer to a lookup may contain grants of two targets. A hit takes
+//! the cache's lock shared and allocates nothing but the copy.
 //!
 //! Invariants: `FileSize::token_end_ns` is not 0 only while the attributes token of the file is held and `Inode::size`
-//! is the size under this token. It changes under the cache's lock. A value is stored only if no change of this mount
-//! came between request and answer.
+//! is the size under this token. The value changes only under the cache's lock. A value is stored only if this mount
+//! made no change between request and answer.
 
 use crate::coherence::lease;
 use crate::coherence::lent_names;
@@ -23,14 +23,15 @@ use crate::telemetry::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenKey, TokenNumber};
 use amphi_env::Buf;
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
-use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
+use amphi_wire::{InodeView, Lane, ListingGrant, Reply, Request, TokenGrant, Tokens as Grants};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Keys that a request names to the directory's target if it changes a name in `dir`.
-pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 3] {
-    [TokenKey::Name(dir, name.token_hash()), TokenKey::Listing(dir), TokenKey::Attributes(dir)]
+/// Keys whose values are dropped before a request changes a name in `dir`. The record of the directory's names stays:
+/// it contains the names of this mount's own requests.
+pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 2] {
+    [TokenKey::Name(dir, name.token_hash()), TokenKey::Attributes(dir)]
 }
 
 /// Sends a request that may bring tokens or change what `keys` show, and waits for the answer.
@@ -67,6 +68,8 @@ async fn call_on(
     let mut changing = opened_ahead::changing(mount, &op);
     let mut directory = crate::coherence::directories::changing(mount, &op, keys);
     let mut setting = crate::coherence::bare::setting(mount, &op);
+    // In this order: a directory that is recorded in between then gets the name in one of the two ways.
+    let mut naming = new_directories::naming(mount, &op, begun.is_some());
     let mut making = new_directories::sending(mount, &op, begun.is_some());
     let mut question = match &begun {
         Some(_) => Question::alone(mount, keys),
@@ -110,6 +113,11 @@ async fn call_on(
     if let Some(after) = after.filter(|after| after.token.is_some()) {
         told.keep_view_of(after.inode, after.token);
     }
+    if let Some((listing, dir)) = after.and_then(|after| Some((after.listing?, after.inode.attr.ino))) {
+        told.keep_listing(dir, listing);
+    }
+    naming.iter_mut().for_each(new_directories::Naming::ends);
+    drop(naming);
     Ok(told)
 }
 
@@ -132,12 +140,12 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// The outcome. To be called once.
+    /// The outcome. This may be called only once.
     pub(crate) fn take(&mut self) -> Result<Reply> {
         std::mem::replace(&mut self.result, Ok(Reply::Done))
     }
 
-    /// The bytes that came with the answer. To be called once.
+    /// The bytes that came with the answer. This may be called only once.
     pub(crate) fn take_payload(&mut self) -> Option<Buf> {
         self.payload.take()
     }
@@ -158,23 +166,25 @@ impl Told {
         mount.coherence.tokens.cache.write().store(mount.clock.boot_ns(), ask, key, wire_grant(grant), value);
     }
 
-    /// Caches the inode that the answer shows. Returns its attributes joined with what only this mount knows.
+    /// Caches the inode that the answer shows. Returns its attributes joined with the changes of this mount that the
+    /// server does not have.
     pub(crate) fn keep_view(&self, view: InodeView) -> Attr {
         self.keep_view_of(view, self.grants.attributes).0
     }
 
-    /// Whether the answer grants the token of the attributes that it shows, so that the server need not be asked for
-    /// them.
+    /// Returns whether the answer grants the token of the attributes that it shows, so that the server need not be
+    /// asked for them.
     pub(crate) fn grants_attributes(&self) -> bool {
         self.grants.attributes.is_some()
     }
 
-    /// As `keep_view`. Also returns whether the size is right: no change of this mount came between request and answer.
+    /// Works as `keep_view`. Also returns whether the size is right, which it is if this mount made no change between
+    /// request and answer.
     pub(crate) fn keep_size(&self, view: InodeView) -> (Attr, bool) {
         self.keep_view_of(view, self.grants.attributes)
     }
 
-    /// As `keep_view`, for one of several entries.
+    /// Works as `keep_view`, for one of several entries.
     pub(crate) fn keep_entry(
         &self,
         dir: Ino,
@@ -185,6 +195,26 @@ impl Told {
     ) -> Option<Attr> {
         self.keep_name_of(dir, name, Some(ino), grants.name);
         view.map(|view| self.keep_view_of(view, grants.attributes).0)
+    }
+
+    /// Believes the record of the names in `dir` from now on.
+    fn keep_listing(&self, dir: Ino, listing: ListingGrant) {
+        let Some(ask) = self.question.ask else { return };
+        let mount = &self.question.mount;
+        let (records, rule) = (&mount.coherence.new_directories, self.asked_at.rule());
+        // The record comes first: it is believed as soon as the token is there.
+        let is_recorded = match listing.is_first {
+            true => !crate::coherence::directories::is_unsure(mount) && records.first(dir, rule, mount.clock.boot_ns()),
+            false => records.has(dir, rule),
+        };
+        let key = TokenKey::Listing(dir);
+        let store = |cache: &mut TokenCache<Value>| {
+            cache.store(mount.clock.boot_ns(), ask, key, wire_grant(listing.grant), Value::Listing)
+        };
+        let is_stored = is_recorded && store(&mut mount.coherence.tokens.cache.write());
+        if listing.is_first && !is_stored {
+            records.removed(dir);
+        }
     }
 
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
@@ -280,7 +310,7 @@ impl Question {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
 
-    /// Called when the answer has arrived. Changes up to this number came before it.
+    /// Called when the answer has arrived. Changes with numbers up to this one were made before the answer.
     fn ends(&mut self, number: Option<u64>) {
         if let Some(change) = self.change.take() {
             self.mount.coherence.tokens.cache.write().changed(change, number.map(TokenNumber));
@@ -300,14 +330,14 @@ impl Drop for Question {
     }
 }
 
-/// Invalidates attributes in a front end. Returns the inodes that may be becoming known there by an answer on its way.
+/// Invalidates attributes in a front end. Returns the inodes that an answer on its way may make known to the front end.
 fn take_back(mount: &Mount, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
     let front = mount.coherence.sharing.pages();
     let forget = |ino| front.as_ref().is_none_or(|front| front.drop_attributes(ino));
     mount.coherence.tokens.lent.take_back(mount.clock.boot_ns(), inodes, forget)
 }
 
-/// As `take_back`, and deals with answers on their way in the background.
+/// Works as `take_back`, but handles answers on their way in the background.
 fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
     let unknown = take_back(mount, inodes);
     if !unknown.is_empty() {
@@ -331,7 +361,7 @@ fn inodes_of(keys: &[TokenKey]) -> impl Iterator<Item = Ino> {
     keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None })
 }
 
-/// Makes the size of a file uncertain. It has to be called under the cache's lock.
+/// Makes the size of a file uncertain. This has to be called under the cache's lock.
 fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
         && let Some(file) = mount.files.get(ino)
@@ -340,7 +370,8 @@ fn unsure(mount: &Mount, key: TokenKey) {
     }
 }
 
-/// This mount has changed the file in a way that its cached attributes do not show. Its size stays certain.
+/// This mount has changed the file in a way that its cached attributes do not show. The size in these attributes stays
+/// certain.
 pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     if !mount.coherence.sharing.is_alone() {
         let key = TokenKey::Attributes(ino);
@@ -349,7 +380,7 @@ pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     }
 }
 
-/// `Push::Revoke`: drops what is revoked and answers, in one step.
+/// `Push::Revoke`: drops the values whose tokens are revoked, and answers, in one step.
 pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
     mount.stats.count(Count::TokenRevoke);
     if !mount.coherence.tokens.answering.lock().insert((target, id)) {
@@ -362,6 +393,7 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
         let inodes: Vec<Ino> = inodes_of(&keys).collect();
         let revoke = Revoke { session, id, upto, keys };
         cache.revoke(&revoke);
+        new_directories::revoked(mount, &revoke.keys);
         (inodes, lent_names::to_take(mount, &revoke.keys))
     };
     opened_ahead::revoked(mount, target, inodes.iter().copied());
@@ -401,8 +433,8 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     opened_ahead::lose(mount, None);
 }
 
-/// Drops what is cached of these targets, because their server has forgotten what it granted. Returns when a front end
-/// caches none of their names any more.
+/// Drops the cached values of these targets, because their server has lost its record of the tokens. Returns when a
+/// front end caches none of their names any more.
 pub(crate) async fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
@@ -441,6 +473,18 @@ pub(crate) enum Found {
     Answer(Result<Attr>),
     /// The inode only: its attributes have to be requested.
     Inode(Ino),
+}
+
+/// Whether the record of the names in `dir` is complete, and the caller certainly may search the directory.
+pub(super) fn knows_names(mount: &Mount, cred: &Cred, dir: Ino) -> bool {
+    let Some(now) = usable_now(mount, dir.target()) else { return false };
+    let cache = mount.coherence.tokens.cache.read();
+    let may_search = || match cache.get(now, TokenKey::Attributes(dir)) {
+        Some(Value::View(view)) => view.surely_allows(cred, 1),
+        _ => false,
+    };
+    cache.get(now, TokenKey::Listing(dir)).is_some()
+        && (cred.may(Caps::DAC_OVERRIDE) || cred.may(Caps::DAC_READ_SEARCH) || may_search())
 }
 
 /// The present time, if tokens of a target may be used now.
@@ -504,7 +548,8 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
 }
 
 /// The timeout that attributes may get in a front end: the remaining life of the token, if the token shows exactly
-/// these attributes. It is recorded, and the front end is told to invalidate them when the token goes.
+/// these attributes. The timeout is recorded, and the front end is called to invalidate the attributes when the token
+/// goes.
 pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
     // The lock is held until that is recorded, so a revocation of the token finds the record.
@@ -517,7 +562,7 @@ pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     }
 }
 
-/// Whether the attributes token of an inode is held now.
+/// Returns whether the attributes token of an inode is held now.
 pub(crate) fn holds_attributes(mount: &Mount, ino: Ino) -> bool {
     view(mount, ino).is_some()
 }
@@ -531,14 +576,14 @@ pub(crate) fn view(mount: &Mount, ino: Ino) -> Option<InodeView> {
     }
 }
 
-/// Whether an inode is known to have no extended attributes.
+/// Returns whether an inode is known to have no extended attributes.
 pub(crate) fn lacks_xattrs(mount: &Mount, ino: Ino) -> bool {
     let Some(now) = usable_now(mount, ino.target()) else { return false };
     matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
 }
 
-/// The attributes joined with what only this mount knows, unless its size belongs to another token, or the shards of a
-/// directory know better.
+/// The attributes joined with this mount's own changes, unless its size belongs to another token, or the shards of a
+/// directory have later values.
 fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     if view.sharded {
         return None;
@@ -552,8 +597,8 @@ fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     }
 }
 
-/// Whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode it is once
-/// it was requested, in shared mode as long as the attributes token is held.
+/// Returns whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode
+/// this is so once the size was requested, in shared mode as long as the attributes token is held.
 #[inline]
 pub(crate) fn is_sure(mount: &Mount, file: &Inode) -> bool {
     let rule = mount.coherence.sharing.rule();

@@ -11,12 +11,12 @@ use std::time::Duration;
 /// The cluster as this mount knows it; all zero before the first connection.
 #[derive(Default)]
 pub(crate) struct Cluster {
-    /// Targets, from `Welcome`; 0 before.
+    /// Number of targets, from `Welcome`; 0 before the first answer.
     pub(crate) pool: AtomicU16,
     /// How long a front end may cache names and attributes while the mount is the only one, in ms.
     token_ms: AtomicU32,
     pub(crate) id: AtomicU64,
-    /// The root of the mount; 0 before the first connection. It does not change, whatever a server says later.
+    /// The root of the mount; 0 before the first connection. The root does not change, whatever a server says later.
     root: AtomicU64,
     /// Which server has which targets; no servers before the first connection.
     pub(crate) map: Mutex<ClusterMap>,
@@ -28,7 +28,7 @@ impl Cluster {
         self.pool.load(Relaxed).max(1)
     }
 
-    /// How long a front end may cache names and attributes while the mount is the only one.
+    /// Returns how long a front end may cache names and attributes while the mount is the only one.
     pub(crate) fn token_life(&self) -> Duration {
         Duration::from_millis(u64::from(self.token_ms.load(Relaxed)))
     }

@@ -13,7 +13,7 @@ use amphi_wire::Request;
 pub(crate) fn note(files: &InodeTable, op: &Request) {
     let count = |ino, event| files.note(ino, |file| file.stats.count(event));
     match op {
-        // Parts of one file lie side by side.
+        // The parts of one file are adjacent in the batch.
         Request::WriteBatch { parts } => {
             let mut last = None;
             for ino in parts.iter().map(|part| part.object.ino) {
@@ -34,8 +34,8 @@ pub(crate) fn note(files: &InodeTable, op: &Request) {
     }
 }
 
-/// The inode that a message concerns, if it is only one. Requests for the places of a file's bytes, or for its unstable
-/// bytes, are made on behalf of users who read these counters, so they are left out.
+/// The inode that a message concerns, if it concerns a single one. Requests for the places of a file's bytes, or for
+/// its unstable bytes, are made on behalf of users who read these counters, so they are left out.
 fn ino_of(op: &Request) -> Option<Ino> {
     match op {
         Request::Read { object, .. }

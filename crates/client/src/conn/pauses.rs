@@ -32,7 +32,7 @@ impl Pauses {
         Pauses { clock, waiting: Mutex::default(), begun: Signal::default(), ended: AtomicBool::new(false) }
     }
 
-    /// Whether nobody waits.
+    /// Returns whether nobody waits.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.lock().is_empty()

@@ -26,7 +26,7 @@ pub(crate) trait Keeper: Send + Sync {
     /// The clock.
     fn clock(&self) -> Arc<dyn Clock>;
 
-    /// How long a waiting thread polls before it sleeps.
+    /// Returns how long a waiting thread polls before it sleeps.
     fn spin(&self) -> Duration;
 
     /// Finishes the operation on the I/O half, if nobody waits for it any more.
@@ -35,7 +35,8 @@ pub(crate) trait Keeper: Send + Sync {
 
 type Running<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// An operation: done, or under way. It makes progress when polled, and in the background once it has been dropped.
+/// An operation: done, or under way. It makes progress when it is polled, and in the background once it has been
+/// dropped.
 #[must_use = "an operation is waited for, or dropped to finish in the background"]
 pub struct Pending<T: Send + 'static> {
     state: State<T>,
@@ -81,7 +82,7 @@ impl<T: Send + 'static> Pending<T> {
     }
 
     /// Polls for `client.spin_us`, if no other thread needs the core, and returns the result if it arrives in this
-    /// time. It never sleeps, and no signal ends it. A `wait` that follows does not poll again.
+    /// time. The function never sleeps, and no signal ends it. A `wait` after it does not poll again.
     pub fn linger(&mut self) -> Option<Result<T>> {
         let State::Running(_, keeper) = &self.state else { return self.try_take() };
         WAITED.set(true);
@@ -107,12 +108,12 @@ impl<T: Send + 'static> Pending<T> {
     /// Blocks the calling thread until the operation is done.
     ///
     /// Errors: those of the operation; `Intr` once `interrupt` has fired: the operation then finishes in the
-    /// background and what it opened is closed again.
+    /// background, and a file that it opened is closed again.
     pub fn wait(self, interrupt: Option<&Interrupt>) -> Result<T> {
         self.wait_for(interrupt, None).unwrap_or(Err(Errno::Canceled))
     }
 
-    /// As `wait`, but not for longer than `most`: then the operation is returned, still under way.
+    /// Works as `wait`, but not for longer than `most`: then the operation is returned, still under way.
     pub fn wait_for(
         mut self,
         interrupt: Option<&Interrupt>,
@@ -207,7 +208,7 @@ impl Wake for Parker {
     }
 }
 
-/// Whether this thread has waited for another one since the last call of this function.
+/// Returns whether this thread has waited for another one since the last call of this function.
 pub fn has_waited() -> bool {
     WAITED.replace(false)
 }
@@ -241,7 +242,7 @@ impl Interrupt {
         }
     }
 
-    /// Whether the interrupt has fired.
+    /// Returns whether the interrupt has fired.
     pub fn has_fired(&self) -> bool {
         self.fired.load(Ordering::SeqCst)
     }

@@ -5,8 +5,9 @@
 //! what starts them (bytes of write-back under way, read-ahead windows) and are always accepted, because they finish
 //! what has begun.
 //!
-//! A call made on the I/O half's own thread, by one of its tasks, bypasses the queue if the queue is empty. It goes to
-//! the connection at once (`Shortcut`), which saves one turn of a task, 0.3 us. Calls in the queue keep their order.
+//! A call made on the I/O half's own thread, by one of its tasks, bypasses the queue if the queue is empty. The call is
+//! passed to the connection at once (`Shortcut`), which saves one turn of a task, 0.3 us. Calls in the queue keep their
+//! order.
 
 use amphi_env::Buf;
 use amphi_types::{Errno, Result};
@@ -30,7 +31,7 @@ pub(crate) struct Outgoing {
     pub(crate) lane: Lane,
     pub(crate) call: Call,
     pub(crate) payload: Option<Buf>,
-    /// Where the payload of the reply should be placed, bytes after an aligned address.
+    /// The place for the payload of the reply, as a number of bytes after an aligned address.
     pub(crate) pad: usize,
     pub(crate) answer: oneshot::Sender<Result<(Answer, Option<Buf>)>>,
     /// The call fails with `TimedOut` after this time.

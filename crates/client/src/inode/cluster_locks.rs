@@ -41,7 +41,7 @@ impl ClusterLocks {
         }
     }
 
-    /// Whether write locks on whole objects cover these stripes: as long as this is so, writes need no pin.
+    /// Returns whether write locks on whole objects cover these stripes; as long as this holds, writes need no pin.
     pub(crate) fn cover_stripes(&self, stripes: u64) -> bool {
         stripes != 0 && self.whole.load(SeqCst) & stripes == stripes
     }

@@ -1,6 +1,6 @@
 //! `DirectStream`: the direct reads of one open file, and the reads that were requested ahead of them.
 //!
-//! Owns: the state. Does not own: when something is requested ahead, and what is done with its bytes
+//! Owns: the state. Does not own: when reads are requested ahead, and what is done with their bytes
 //! (`prefetch::large_reads`).
 
 use super::Inode;
@@ -19,13 +19,13 @@ pub(crate) trait AheadOwner: Send + Sync {
 /// The direct reads of one open file.
 #[derive(Default)]
 pub(crate) struct DirectStream {
-    /// Where the last read ended.
+    /// The offset at which the last read ended.
     pub(crate) last_end: u64,
     /// Bytes of one request: the longest of the last reads.
     pub(crate) step: u64,
     /// Number of consecutive reads that were shorter than `step`.
     pub(crate) shorter: u32,
-    /// Number of consecutive reads each of which followed the one before.
+    /// Number of consecutive reads, each of which began where the one before ended.
     pub(crate) matches: u32,
     /// This many more reads must follow each other before the next one is requested ahead.
     pub(crate) caution: u32,

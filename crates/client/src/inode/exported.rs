@@ -1,7 +1,7 @@
 //! `Exported`: shared memory from which programs on this machine read the file without a system call.
 //!
-//! Owns: which export the file has, and reporting changes of the file to it. Does not own: the memory (`amphi_shm`),
-//! what is copied into it (`ops::read::exports`), which programs get it (the front end).
+//! Owns: which export the file has, and the reports of changes of the file to it. Does not own: the memory
+//! (`amphi_shm`), the copies into it (`ops::read::exports`), which programs get it (the front end).
 //!
 //! Invariant: every event that would make a cache hit fail (`ops::read::Hit`) is reported here before any program can
 //! see the change. If the change is not made under the lock of a unit, it is reported once more when it is done. So a

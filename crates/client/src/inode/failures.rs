@@ -8,7 +8,7 @@
 //! once to the next open file if it was reported to none before. Invariant: the number of reported failures never
 //! exceeds the number of failures.
 //!
-//! Bound: a watch for each write under way.
+//! Bound: one watch for each write under way.
 
 use super::settling::Settling;
 use amphi_types::{ByteRange, Errno, Result};
@@ -32,7 +32,7 @@ struct State {
     last: Errno,
     /// The failure count of the latest failure that has to be reported to open files.
     owed: u64,
-    /// The count at the latest of these failures that lost bytes, or 0 if there was none.
+    /// The count at the latest failure that lost bytes, or 0 if no failure did.
     lost: u64,
     /// The count when failures were last reported to a caller that syncs all files.
     told_to_all: u64,
@@ -88,12 +88,12 @@ impl Failures {
         self.count.load(SeqCst)
     }
 
-    /// How many failures have been reported: an open file that begins now gets only the others.
+    /// Returns how many failures have been reported: an open file that begins now gets only later ones.
     pub(crate) fn told(&self) -> u64 {
         self.told.load(SeqCst)
     }
 
-    /// Reports to an open file, to which `reported` failures were reported before, those that came since.
+    /// Reports the failures since `reported` to an open file.
     ///
     /// Errors: the latest of these failures.
     pub(crate) fn tell(&self, reported: &AtomicU64) -> Result<()> {
@@ -122,7 +122,8 @@ impl Failures {
         state.told_to_all = self.count.load(SeqCst);
     }
 
-    /// Whether bytes were lost, and neither an open file nor a caller that syncs all files has reported the loss.
+    /// Returns whether bytes were lost, and neither an open file nor a caller that syncs all files has reported the
+    /// loss.
     pub(crate) fn is_secret(&self) -> bool {
         let state = self.state.lock();
         state.lost > self.told.load(SeqCst).max(state.told_to_all)
@@ -142,7 +143,7 @@ impl Failures {
 pub(crate) struct Watch<'a>(&'a Failures, u64);
 
 impl Watch<'_> {
-    /// From now on the watching writer waits for `result`, and alone gets a failure for want of space.
+    /// From now on the watching writer waits for `result`, and only this writer gets a failure for want of space.
     pub(crate) fn wait(&self) {
         let mut state = self.0.state.lock();
         state.watched.iter_mut().filter(|w| w.id == self.1).for_each(|w| w.waits = true);

@@ -4,11 +4,11 @@
 //! table. Does not own: its parts, each of which has a file of its own (`known`, `size`, `fills`, ...), open files
 //! (`open_file`), the table of all files (`table`).
 //!
-//! An `Inode` stays in the table while it is open, has cached bytes or a close that was not sent yet. The size is
+//! An `Inode` stays in the table while it is open, has cached bytes, or has a close that was not sent yet. The size is
 //! determined by the client in sole mode, while it has changes that the server has not confirmed; otherwise by the
-//! latest answer that no change of this mount overlapped. In shared mode other mounts change the size too: then it is
-//! the server's size joined with the end of this mount's own bytes, as of the answer; `tokens::is_sure` says whether
-//! that still holds.
+//! latest answer that no change of this mount overlapped. In shared mode other mounts change the size too. Then the
+//! size is that of the server's answer joined with the end of this mount's own bytes; `tokens::is_sure` says whether it
+//! is still valid.
 
 use super::cluster_locks::{ClusterLocks, stripe_bit};
 use super::exported::Exported;
@@ -32,13 +32,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqC
 
 /// The result of applying a view.
 pub(crate) struct Adopted {
-    /// The attributes joined with what only this client knows.
+    /// The attributes joined with the changes that only this client has.
     pub(crate) attr: Attr,
-    /// `Inode::size` is the size in the answer joined with this mount's own changes: no change of this mount came in
-    /// between.
+    /// `Inode::size` is the size in the answer joined with this mount's own changes: this mount made no change between
+    /// request and answer.
     pub(crate) taken: bool,
-    /// Nothing of this mount has reached the server since the request: joined with what only this mount knows, the view
-    /// is complete.
+    /// Nothing of this mount has reached the server since the request: joined with the changes that only this mount
+    /// has, the view is complete.
     pub(crate) current: bool,
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct Adopted {
 pub(crate) struct Life {
     /// Number of uses that are not opens; while there are any, the file stays in the table.
     pub(crate) uses: AtomicU32,
-    /// The last name of the file is gone, as far as this client knows.
+    /// The file has lost its last name, as far as this client knows.
     pub(crate) nameless: AtomicBool,
-    /// Opens that no program uses: made ahead of a program, or kept for the next one.
+    /// Opens that no program uses yet: they were made ahead of a program, or kept for the next one.
     pub(crate) idle_opens: AtomicU32,
 }
 
@@ -119,18 +119,18 @@ impl Inode {
         }
     }
 
-    /// Whether this mount has the file open for writing.
+    /// Returns whether this mount has the file open for writing.
     pub(crate) fn has_writers(&self) -> bool {
         self.known.lock().opens.iter().any(|a| a.write)
     }
 
-    /// Whether executing the file gives capabilities.
+    /// Returns whether executing the file gives capabilities.
     #[inline]
     pub(crate) fn gives_capabilities(&self) -> bool {
         self.hints.capability.load(Relaxed)
     }
 
-    /// Whether the file has setuid or setgid bits, as far as this client knows.
+    /// Returns whether the file has setuid or setgid bits, as far as this client knows.
     #[inline]
     pub(crate) fn has_set_id(&self) -> bool {
         self.hints.set_id.load(Relaxed)
@@ -157,18 +157,18 @@ impl Inode {
         }
     }
 
-    /// Whether bytes of `range` are under way to the server.
+    /// Returns whether bytes of `range` are under way to the server.
     pub(crate) fn in_flight(&self, range: ByteRange) -> bool {
         self.flights.lock().overlap(range)
     }
 
-    /// As `in_flight`, for requests with numbers up to `upto` (`Flights::last`).
+    /// Works as `in_flight`, but only for requests with numbers up to `upto` (`Flights::last`).
     pub(crate) fn in_flight_upto(&self, range: ByteRange, upto: u64) -> bool {
         self.flights.lock().overlap_upto(range, upto)
     }
 
-    /// The attributes joined with what only this client knows. In sole mode the client's own modification time is
-    /// right, even if it was set back; in shared mode another mount may have written later.
+    /// The attributes joined with the changes that only this client has. In sole mode the client's own modification
+    /// time is right, even if it was set back; in shared mode another mount may have written later.
     pub(crate) fn overlay(&self, mut attr: Attr, alone: bool) -> Attr {
         let known = self.known.lock();
         attr.size = self.size();
@@ -315,12 +315,12 @@ impl Inode {
         self.size.grow(end);
     }
 
-    /// Where the bytes lie.
+    /// The layout of the bytes over objects.
     pub(crate) fn layout(&self) -> Layout {
         self.hints.layout()
     }
 
-    /// Whether writes may land after they have returned, without a lock.
+    /// Returns whether writes may land after they have returned, without a lock.
     pub(crate) fn is_commit(&self) -> bool {
         self.hints.advice().consistency() == Consistency::Commit
     }
@@ -362,7 +362,7 @@ impl Inode {
         self.signal.notify();
     }
 
-    /// Waits until the file shows what the servers have, after a failure of write-back.
+    /// Waits until the file shows the contents that the servers have, after a failure of write-back.
     pub(crate) async fn settled(&self) {
         self.signal.until(|| !self.failures.settling.is_running()).await;
     }

@@ -46,7 +46,7 @@ pub(crate) struct FileGroup {
 }
 
 impl FileGroup {
-    /// Whether requests of a member of this group, or of a file in no group (0), may continue.
+    /// Returns whether requests of a member of this group, or of a file in no group (0), may continue.
     #[inline]
     pub(crate) fn admits(&self, member: u64) -> bool {
         self.id.load(SeqCst) == member
@@ -57,7 +57,7 @@ impl FileGroup {
         self.id.load(SeqCst)
     }
 
-    /// Whether the lock is one of the group's locks.
+    /// Returns whether the lock is one of the group's locks.
     pub(crate) fn holds(&self, target: TargetId, id: LockId) -> bool {
         self.id() != 0 && self.state.lock().locks.contains(&(target, id))
     }

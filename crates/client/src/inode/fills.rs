@@ -36,17 +36,17 @@ pub(crate) struct Fills {
     list: Mutex<List>,
     /// Number of fills under way whose bytes enter the cache.
     pub(crate) under_way: AtomicU32,
-    /// Number of all fills under way.
+    /// It has to be called under the lock of the cache's shard.
     pub(super) entered: AtomicU32,
 }
 
 impl Fills {
-    /// Adds a fill. From now on changes of its bytes spoil it.
+    /// Adds a fill. From now on changes of its bytes make its result unusable.
     pub(crate) fn begin(&self, range: ByteRange) -> u64 {
         self.enter(range, false)
     }
 
-    /// As `begin`, for bytes that are kept for one reader until `end` instead of entering the cache.
+    /// Works as `begin`, for bytes that are kept for one reader until `end` instead of entering the cache.
     pub(crate) fn begin_held(&self, range: ByteRange) -> u64 {
         self.enter(range, true)
     }
@@ -65,8 +65,8 @@ impl Fills {
         self.under_way.store(fills.cached().count() as u32, SeqCst);
     }
 
-    /// Whether the bytes that fill `id` brings for `range` are still right. To be called under the lock of the cache's
-    /// shard.
+    /// Returns whether the bytes that fill `id` brings for `range` are still right. It has to be called under the lock
+    /// of the cache's shard.
     pub(crate) fn is_true(&self, id: u64, range: ByteRange) -> bool {
         self.list.lock().list.iter().any(|f| f.id == id && !f.spoiled.overlaps(range))
     }
@@ -95,7 +95,7 @@ impl Fills {
         covered.gaps(range).into_vec()
     }
 
-    /// Whether a fill under way reads bytes of `range`.
+    /// Returns whether a fill under way reads bytes of `range`.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.under_way.load(SeqCst) > 0 && self.list.lock().cached().any(|f| f.range.overlaps(&range))
     }

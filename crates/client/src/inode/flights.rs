@@ -4,7 +4,7 @@
 //! `pipeline`).
 //!
 //! Invariants: looking up a range costs the logarithm of the number of flights, because scattered writes make thousands
-//! of small ones. They are ordered by their start, and none is longer than `longest`, so flights that begin farther
+//! of small ones. Flights are ordered by their start, and none is longer than `longest`, so flights that begin farther
 //! away need not be checked. Flights may overlap, but only while it is being determined how much of one is dirty.
 
 use amphi_types::ByteRange;
@@ -28,7 +28,7 @@ pub(crate) struct Flights {
     last_number: u64,
     /// Numbers of flights whose bytes were never in the cache (`pipeline`).
     piped: BTreeSet<u64>,
-    /// How many flights ended with their bytes dirty again.
+    /// How many flights ended with bytes that became dirty again.
     came_back: u64,
     /// No request may be sent for bytes from the lowest of these offsets on: truncates are under way, or the file has
     /// lost its last name.
@@ -36,7 +36,7 @@ pub(crate) struct Flights {
 }
 
 impl Flights {
-    /// Nothing may be sent from `from` on until `thaw` was called as often as this.
+    /// Nothing may be sent from offset `from` on until `thaw` was called as often as `freeze`.
     pub(crate) fn freeze(&mut self, from: u64) {
         self.frozen.push(from);
     }
@@ -53,12 +53,12 @@ impl Flights {
         self.frozen.iter().min().copied()
     }
 
-    /// The number of the latest flight; all that are under way have this number or a lower one.
+    /// The number of the latest flight; no flight under way has a greater number.
     pub(crate) fn last(&self) -> u64 {
         self.last_number
     }
 
-    /// How many flights ended with their bytes dirty again.
+    /// Returns how many flights ended with bytes that became dirty again.
     pub(crate) fn came_back(&self) -> u64 {
         self.came_back
     }
@@ -68,14 +68,14 @@ impl Flights {
         self.came_back += 1;
     }
 
-    /// As `begin`, for bytes that were never in the cache.
+    /// Works as `begin`, for bytes that were never in the cache.
     pub(crate) fn begin_piped(&mut self, range: ByteRange) -> FlightId {
         let id = self.begin(range);
         self.piped.insert(id.number);
         id
     }
 
-    /// Whether any pipelined write with a number up to `upto` is under way.
+    /// Returns whether any pipelined write with a number up to `upto` is under way.
     pub(crate) fn piped_upto(&self, upto: u64) -> bool {
         self.piped.first().is_some_and(|number| *number <= upto)
     }
@@ -118,12 +118,12 @@ impl Flights {
         }
     }
 
-    /// Whether any flight has bytes of `range`.
+    /// Returns whether any flight has bytes of `range`.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.overlap_upto(range, u64::MAX)
     }
 
-    /// Whether any flight with a number up to `upto` has bytes of `range`.
+    /// Returns whether any flight with a number up to `upto` has bytes of `range`.
     pub(crate) fn overlap_upto(&self, range: ByteRange, upto: u64) -> bool {
         !range.is_empty()
             && self

@@ -1,4 +1,4 @@
-//! `FilePages`: what a front end caches of a file, as its inode knows it.
+//! `FilePages`: which pages a front end caches of a file, as its inode knows them.
 //!
 //! Owns: whether there are such pages and in which caching mode they were read, which bytes were read into them and
 //! replaced since (`overwrites`), which requests run without a lock while pages are dropped (`taking`). Does not own:
@@ -56,7 +56,7 @@ impl FilePages {
         FilePages { exported, ..FilePages::default() }
     }
 
-    /// Pages exist, or may exist again.
+    /// The front end has pages, or may have some again.
     pub(crate) fn keep(&self) {
         if !self.any.swap(true, SeqCst) {
             self.exported.all_change();
@@ -84,7 +84,8 @@ impl FilePages {
         }
     }
 
-    /// Whether the file has to stay in the table for its pages, because they are covered by locks or are being dropped.
+    /// Returns whether the file has to stay in the table for its pages, because they are covered by locks or are being
+    /// dropped.
     pub(crate) fn keep_known(&self) -> bool {
         self.locked.load(SeqCst) || self.is_taking()
     }
@@ -104,33 +105,33 @@ impl FilePages {
         Cut(&self.cuts)
     }
 
-    /// Whether a truncate is under way.
+    /// Returns whether a truncate is under way.
     pub(crate) fn is_being_cut(&self) -> bool {
         self.cuts.load(SeqCst) > 0
     }
 
-    /// Whether pages are being dropped; then pages may exist that no lock covers.
+    /// Returns whether pages are being dropped; then pages may exist that no lock covers.
     pub(crate) fn is_taking(&self) -> bool {
         self.is_taking.load(SeqCst)
     }
 
-    /// Whether the front end is dropping pages.
+    /// Returns whether the front end is dropping pages.
     pub(crate) fn is_being_dropped(&self) -> bool {
         self.is_taking() && self.taking.lock().is_dropping
     }
 
-    /// Bytes of `range` are about to be read into pages. To be called before they are read.
+    /// Bytes of `range` are about to be read into pages. It has to be called before they are read.
     pub(crate) fn note(&self, range: ByteRange) {
         self.overwrites.lock().note(range.align_out(PAGE));
         self.keep();
     }
 
-    /// Whether a write of `range` may concern bytes in pages.
+    /// Returns whether a write of `range` may concern bytes in pages.
     pub(crate) fn touches(&self, range: ByteRange) -> bool {
         self.any() && self.overwrites.lock().touches(range)
     }
 
-    /// Whether a write to bytes of `range` that were in pages is under way.
+    /// Returns whether a write to bytes of `range` that were in pages is under way.
     pub(crate) fn is_overwritten(&self, range: ByteRange) -> bool {
         self.any() && self.overwrites.lock().is_overwritten(range)
     }
@@ -146,7 +147,7 @@ impl FilePages {
         self.overwrites.lock().begin(range)
     }
 
-    /// Up to `end` the bytes of the write are where readers find them.
+    /// The bytes of the write up to `end` are where readers find them.
     pub(super) fn overwrite_in_place(&self, id: u64, end: u64) {
         self.overwrites.lock().in_place(id, end);
     }

@@ -33,10 +33,10 @@ pub(crate) struct Known {
     pub(super) at: u64,
     /// When an extended attribute was set last.
     pub(super) xattrs_at: u64,
-    /// Time of the last write that is only in the cache, or a time that was set explicitly after it.
+    /// Time of the last write that is only in the cache, or a later time that was set explicitly.
     pub(crate) mtime: Timespec,
-    /// It is not certain that the server has that time: the cache contains writes with it, or no request for the
-    /// attributes was sent since.
+    /// The server may not have that time: the cache contains writes with it, or no request for the attributes was sent
+    /// since.
     pub(crate) mtime_local: bool,
     /// `mtime` was set explicitly, and is not the time of a write.
     pub(crate) mtime_set: bool,
@@ -73,7 +73,7 @@ impl Known {
         }
     }
 
-    /// The modification time that write-back sends with its bytes: none, if a time was set explicitly since.
+    /// The modification time that write-back sends with its bytes; `None` if a time was set explicitly since.
     pub(crate) fn write_time(&self) -> Timespec {
         if self.mtime_set { Timespec::default() } else { self.mtime }
     }
@@ -89,7 +89,7 @@ pub(crate) struct Hints {
     pub(super) capability: AtomicBool,
     /// The file has setuid or setgid bits, which a write by another user than root removes.
     pub(super) set_id: AtomicBool,
-    /// The next read has to check whether it renews the access time. Something has changed since a read last checked
+    /// The next read has to check whether it renews the access time. The file has changed since a read last checked
     /// that.
     pub(crate) atime_due: AtomicBool,
 }
@@ -134,7 +134,7 @@ impl Hints {
         Advice::try_from(self.advice.load(Relaxed)).unwrap_or_default()
     }
 
-    /// Where the bytes lie.
+    /// The layout of the bytes over objects.
     pub(crate) fn layout(&self) -> Layout {
         unpack(self.layout_packed.load(Relaxed))
     }

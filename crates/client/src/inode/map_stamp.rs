@@ -22,14 +22,15 @@ impl MapStamp {
         self.stamp.load(SeqCst)
     }
 
-    /// A map is about to be requested: changes from now on are noted. To be called before dirty bytes are searched.
+    /// A map is about to be requested: changes from now on are noted. It has to be called before dirty bytes are
+    /// searched.
     pub(crate) fn watch(&self) -> u64 {
         self.is_watched.store(true, SeqCst);
         self.stamp()
     }
 
-    /// Bytes of the file have changed, or other mounts may change them from now on. To be called after bytes have
-    /// become dirty.
+    /// Bytes of the file have changed, or other mounts may change them from now on. It has to be called after bytes
+    /// have become dirty.
     #[inline]
     pub(crate) fn change(&self, now: impl FnOnce() -> u64) {
         if self.is_watched.load(SeqCst) && self.is_watched.swap(false, SeqCst) {

@@ -16,7 +16,8 @@ use std::sync::{Arc, Weak};
 
 /// The function of the mount that an open file, or an open that no program has taken over, calls when it is dropped.
 pub(crate) trait Closer: Send + Sync {
-    /// The last reference to an open file was dropped; `reads`: what was read through it; `ahead` as in `OpenFile`.
+    /// The last reference to an open file was dropped. `reads` describes the reads that were made through it; `ahead`
+    /// is as in `OpenFile`.
     fn closed(self: Arc<Self>, open: &OpenFile, reads: Reads, ahead: bool);
 
     /// An open of a file that the server counts is given up; `linger`: its close may wait for others to share a
@@ -46,7 +47,7 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Whether the front end serves reads of the open file, and which rule decided that.
+    /// Records whether the front end serves reads of the open file, and which rule decided that.
     pub(crate) fn choose(&self, serves: bool, chosen: Chosen) {
         self.serves.store(serves, SeqCst);
         self.chosen.store(chosen as u8, Relaxed);
@@ -76,7 +77,7 @@ pub struct OpenFile {
     /// The I/O mode that the user of the open file has set.
     io_mode: AtomicU8,
     told: Told,
-    /// The group under whose lock requests of the open file run; 0: none.
+    /// The group under whose lock requests of the open file run; 0 means none.
     pub(crate) group: AtomicU64,
     pub(crate) front: Front,
     /// The offset of the last append through this open file.
@@ -134,7 +135,7 @@ impl OpenFile {
         self.appended_at.load(SeqCst)
     }
 
-    /// Called when a write begins at `offset`; `appends`: it does so because the file ends there.
+    /// Called when a write begins at `offset`; `appends`: it begins there because the file ends there.
     pub(crate) fn note_write(&self, appends: bool, offset: u64) {
         if appends {
             self.appended_at.store(offset, SeqCst);
@@ -182,14 +183,14 @@ impl OpenFile {
         self.told.exact.store(on, Relaxed);
     }
 
-    /// The program advises how it reads the file. The advice holds for all reads of the file on this mount, until
+    /// The program advises how it reads the file. The advice is valid for all reads of the file on this mount, until
     /// another program gives other advice or this one closes the file.
     pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
         self.told.reads.store(true, Relaxed);
         self.file.hints.advise_reads(advice);
     }
 
-    /// The group of which the open file is a member; 0: none.
+    /// The group of which the open file is a member; 0 means none.
     pub fn group(&self) -> u64 {
         self.member()
     }
@@ -198,7 +199,7 @@ impl OpenFile {
         if self.told.exact.load(Relaxed) { LockExtent::Exact } else { LockExtent::Grown }
     }
 
-    /// The group of which this open file is a member; 0: none.
+    /// The group of which this open file is a member; 0 means none.
     #[inline]
     pub(crate) fn member(&self) -> u64 {
         self.group.load(Relaxed)
@@ -208,7 +209,7 @@ impl OpenFile {
         Access { read: self.flags.read, write: self.flags.write }
     }
 
-    /// The reads since the counters were last read, with calls that came in pieces counted as one.
+    /// The reads since the counters were last read; a call that was split into several requests counts as one.
     pub(crate) fn reads(&self) -> Reads {
         let (requests, bytes) = self.ledger.reads();
         Reads { requests: requests.saturating_sub(self.pieces.continued()), bytes }
@@ -219,12 +220,12 @@ impl OpenFile {
         self.pieces.request_bytes(way, stream, range)
     }
 
-    /// Notes a piece for the next one.
+    /// Remembers a piece for comparison with the next one.
     pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
         self.pieces.note_piece(way, stream, range, may_continue);
     }
 
-    /// Whether there is a failure to report.
+    /// Returns whether there is a failure to report.
     pub(crate) fn has_error(&self) -> bool {
         self.file.failures.count() != self.reported.load(SeqCst)
     }
@@ -239,8 +240,8 @@ impl OpenFile {
 
     /// Reports the failures that were not reported to this open file yet.
     ///
-    /// Errors: the latest of these failures. After that the file shows what the servers have, unless they could not be
-    /// reached anyway.
+    /// Errors: the latest of these failures. After that the file shows the contents that the servers have, unless they
+    /// could not be reached anyway.
     pub(crate) async fn tell_failures(&self) -> Result<()> {
         let told = self.take_error();
         if told.is_err_and(Errno::is_no_room) {

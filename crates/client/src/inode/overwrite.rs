@@ -10,8 +10,8 @@ use futures_channel::oneshot;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// A write to bytes that are in pages of a front end. It has to be begun under the range lock on these bytes, before
-/// the first byte is written.
+/// A write to bytes that are in pages of a front end. The write has to be begun under the range lock on these bytes,
+/// before the first byte is written.
 pub(crate) struct Overwrite {
     file: Arc<Inode>,
     range: ByteRange,

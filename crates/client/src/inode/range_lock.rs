@@ -96,7 +96,7 @@ impl RangeLock {
         Hidden(self.clone())
     }
 
-    /// Whether nobody holds anything.
+    /// Returns whether nobody holds anything.
     pub(crate) fn idle(&self) -> bool {
         self.0.marks.idle()
     }
@@ -106,9 +106,9 @@ impl RangeLock {
         self.0.marks.stamp()
     }
 
-    /// A caller writes without the range lock. Has to be called under the lock of the cache that readers of the bytes
-    /// take. Then a reader that sees a later write has either read these bytes before, or finds that this write was
-    /// counted.
+    /// A caller writes without the range lock. It has to be called under the lock of the cache that readers of the
+    /// bytes take. Then a reader that sees a later write has either read these bytes before, or finds that this write
+    /// was counted.
     #[inline]
     pub(crate) fn wrote_unguarded(&self) {
         self.0.marks.wrote_unguarded();

@@ -1,7 +1,7 @@
 //! `Settling`: the work that remains after bytes of a file could not be written back.
 //!
-//! Owns: the lost bytes that were not processed yet, and whether a task is processing them. Does not own: the work of
-//! that task (`writeback::writeback_errors`), and the record of reports (`failures`).
+//! Owns: the lost bytes that were not processed yet, and the mark that a task is processing them. Does not own: the
+//! work of that task (`writeback::writeback_errors`), and the record of reports (`failures`).
 
 use amphi_types::ByteRange;
 use parking_lot::Mutex;

@@ -36,7 +36,7 @@ pub(crate) struct FileSize {
     pub(crate) piped_bytes: AtomicU64,
     /// The number of the caching mode in which the size was last taken from an answer.
     pub(crate) sure_rule: AtomicU64,
-    /// The time until which the size is certain under an attributes token; 0 if the mount holds none.
+    /// Until this time the size is certain under an attributes token; 0 if the mount holds none.
     pub(crate) token_end_ns: AtomicU64,
     /// The stamp of the map of the file's data.
     pub(crate) map: MapStamp,
@@ -76,7 +76,7 @@ impl FileSize {
         }
     }
 
-    /// Whether this mount has changed the file since it entered the table.
+    /// Returns whether this mount has changed the file since it entered the table.
     pub(super) fn has_changed(&self) -> bool {
         self.epoch.load(SeqCst) > self.born
     }
@@ -114,7 +114,8 @@ impl FileSize {
         DirectWrite(self)
     }
 
-    /// A write into the cache extends the file to `end`. To be called under the extent lock that permits the write.
+    /// A write into the cache extends the file to `end`. It has to be called under the extent lock that permits the
+    /// write.
     pub(crate) fn extend_own(&self, end: u64) {
         self.own_end.fetch_max(end, SeqCst);
         self.grow(end);
@@ -127,12 +128,12 @@ impl FileSize {
         }
     }
 
-    /// The file has the length `bytes`, as an answer says.
+    /// Sets the length to `bytes`, as an answer says.
     pub(super) fn set(&self, bytes: u64) {
         self.exported.while_size_changes(|| self.bytes.store(bytes, SeqCst));
     }
 
-    /// The size is certain under an attributes token until `end_ns`. With 0 it is not certain any more.
+    /// The size is certain under an attributes token until `end_ns`. With 0 the size is no longer certain.
     pub(crate) fn set_token_end(&self, end_ns: u64) {
         if end_ns != 0 {
             self.token_end_ns.store(end_ns, SeqCst);
@@ -175,7 +176,7 @@ impl FileSize {
         self.unfinished_end.load(SeqCst)
     }
 
-    /// `own_end` is at least `end` from now on.
+    /// From now on `own_end` is at least `end`.
     pub(crate) fn own_reaches(&self, end: u64) {
         self.own_end.fetch_max(end, SeqCst);
     }

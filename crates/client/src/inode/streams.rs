@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 /// Most streams of one open file that are distinguished.
 const STREAMS_MAX: usize = 32;
 
-/// One application request that arrives in pieces.
+/// A request of an application that arrives in pieces.
 #[derive(Clone, Copy)]
 struct Piece {
     stream: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Streams {
     pub(crate) readahead: Mutex<ReadAhead>,
     pub(crate) direct: Mutex<DirectStream>,
     pub(crate) records: Mutex<Records>,
-    /// Bytes were read ahead of a stream, so hits have to be reported to it.
+    /// Bytes were read ahead of a stream, so cache hits have to be reported to the stream.
     pub(crate) readahead_on: AtomicBool,
     /// The end of the last read after which `Client::warm_next` was called.
     pub(crate) warmed_to: AtomicU64,
@@ -50,9 +50,9 @@ pub(crate) struct Streams {
 /// call.
 #[derive(Default)]
 pub(crate) struct Shared {
-    /// The end of the last read that the mount knows of.
+    /// The end of the last read that the mount has seen.
     pub(crate) read_to: AtomicU64,
-    /// The end of what was shared ahead of that read.
+    /// The end of the bytes that were shared ahead of that read.
     pub(crate) shown_to: AtomicU64,
     /// Number of units that were shared ahead.
     pub(crate) units: AtomicU64,
@@ -75,7 +75,7 @@ impl Pieces {
         before.map_or(0, |p| p.bytes) + range.len()
     }
 
-    /// Notes a piece for the next one.
+    /// Remembers a piece for comparison with the next one.
     pub(super) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
         if !may_continue && self.open.load(Relaxed) == 0 {
             return;

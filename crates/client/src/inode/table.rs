@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 const TABLE_SHARDS: usize = 16;
-/// Most changed files that a shard remembers after it has dropped them. As many are dropped while one answer is on its
-/// way, unless the answer takes long.
+/// Most changed files that a shard remembers after it has dropped them. While one answer is on its way, no more files
+/// than these are dropped, unless the answer takes long.
 const FORGOTTEN_MAX: usize = 256;
 
 /// When files were dropped that this mount had changed. An answer to an older request may be from before the change,
@@ -21,7 +21,7 @@ const FORGOTTEN_MAX: usize = 256;
 #[derive(Default)]
 struct Forgotten {
     at: BTreeMap<Ino, u64>,
-    /// As `at`, for all other inodes.
+    /// The same as `at`, for all other inodes.
     others: u64,
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct InodeTable {
 }
 
 impl InodeTable {
-    /// The file, if it is in the table. It stays there as long as the result lives. For callers that wait with the
-    /// file, since `get` alone does not keep it in the table.
+    /// The file, if it is in the table. The file stays in the table as long as the result exists. This is for callers
+    /// that wait while they use the file, since `get` alone does not keep it in the table.
     pub(crate) fn use_known(&self, ino: Ino) -> Option<Use> {
         let shard = self.shard(ino).lock();
         let file = shard.files.get(&ino)?.clone();
@@ -104,7 +104,7 @@ impl InodeTable {
         file
     }
 
-    /// As `open`, for a file that is opened ahead of its reader. If the file was not in the table from before
+    /// Works as `open`, for a file that is opened ahead of its reader. If the file was not in the table from before
     /// `asked_at` until now, so that this mount did nothing with it in between, a fill of `range` is entered in the
     /// same step; returns its id.
     pub(crate) fn open_ahead(
@@ -119,11 +119,7 @@ impl InodeTable {
         let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < asked_at.at;
         let file = self.entry(&mut shard, view, asked_at);
         file.opens_as(&mut file.known.lock(), access);
-        let fill = unknown.then(|| {
-            // The view is of a moment since which nothing has happened on this mount.
-            file.size.epoch.store(asked_at.at, SeqCst);
-            file.fills.begin(range)
-        });
+        let fill = unknown.then(|| file.fills.begin(range));
         (file, fill)
     }
 
@@ -141,8 +137,12 @@ impl InodeTable {
             return file.clone();
         }
         let until = shard.forgotten.until(ino);
-        let asked_at = if until < asked_at.at { asked_at } else { AskedAt::PAST };
-        let mut file = Inode::new(view, asked_at, &self.locality);
+        let is_fresh = until < asked_at.at;
+        let mut file = Inode::new(view, if is_fresh { asked_at } else { AskedAt::PAST }, &self.locality);
+        if is_fresh {
+            // The view is of a moment since which this mount has not changed the file.
+            file.size.epoch.store(asked_at.at, SeqCst);
+        }
         if let Some(stats) = self.closed.take(ino) {
             file.stats = stats;
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Goal: the rule of relatime: a read renews the access time if that is not later than the last change, or a day old.
-/// Method: a table of ages in seconds before the read, with writes that only this mount knows of.
+/// Method: a table of ages of the access time in seconds, with writes that only this mount knows of.
 #[test]
 fn relatime() {
     let now = Timespec { sec: 1_000_000, nsec: 0 };

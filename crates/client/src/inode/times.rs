@@ -1,6 +1,7 @@
 //! Times of a file that this mount itself has set, and when reads renew the access time.
 //!
-//! Owns: the rules for both. Does not own: the times (`known`), the times in an answer (`file`).
+//! Owns: the rules for access times and modification times. Does not own: the times (`known`), the times in an answer
+//! (`file`).
 
 use super::Inode;
 use super::known::Known;
@@ -12,7 +13,7 @@ use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 pub(super) const ATIME_AGE_S: i64 = 86_400;
 
 impl Inode {
-    /// Time of the last write that is only in the cache, if there is one.
+    /// Time of the last write that is only in the cache, if there is such a write.
     pub(crate) fn own_mtime(&self) -> Timespec {
         let known = self.known.lock();
         if known.mtime_local { known.write_time() } else { Timespec::default() }
@@ -50,7 +51,8 @@ impl Inode {
         }
     }
 
-    /// Whether a read now would renew the access time (`note_access`). If not, no read does before the next change.
+    /// Returns whether a read now would renew the access time (`note_access`). If not, no read does before the next
+    /// change.
     pub(crate) fn access_is_due(&self, now: Timespec) -> bool {
         if !self.hints.atime_due.load(Relaxed) {
             return false;

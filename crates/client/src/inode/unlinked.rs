@@ -4,12 +4,12 @@
 //! A file that lost its last name stays at its server until it is closed. A removed directory can no longer change. The
 //! kernel handles the I/O of pipes and devices and does not report that one is open. So the server forgets such an
 //! inode at once. Programs that still use it may nevertheless request its attributes (`fstat`, a shell whose directory
-//! was removed) and change its permissions. They see the last attributes, with no links. A removed directory also gets
-//! other times. It was emptied before it was removed, and a kernel that caches its listing would use that listing as
-//! long as the modification time stays the same.
+//! was removed) and change its permissions. Such programs get the last attributes, with a link count of 0. A removed
+//! directory also gets other times. It was emptied before it was removed, and a kernel that caches its listing would
+//! use that listing as long as the modification time stays the same.
 //!
 //! Owns: the attributes of such inodes that were last shown. Does not own: whether the inode exists. The client looks
-//! here only when its server does not know the inode any more (`Stale`), and inode numbers are never used again.
+//! here only if its server no longer knows the inode (`Stale`); inode numbers are never used again.
 //!
 //! Invariants: the table is bounded. The inode that was shown longest ago is dropped first, and calls on an inode that
 //! is not in the table get ESTALE.
@@ -25,8 +25,8 @@ const GENERATION_MAX: usize = 2048;
 /// Extended attributes of a removed inode that were set since its removal, by name.
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Most removed inodes whose new extended attributes are kept; if there are more, those of all are dropped. Each may
-/// have as many attributes as an existing inode.
+/// Most removed inodes whose new extended attributes are kept; if there are more, those of all are dropped. Each of
+/// them may have as many attributes as an existing inode.
 const XATTRS_MAX: usize = 64;
 
 #[derive(Default)]
@@ -103,7 +103,7 @@ impl Unlinked {
         Ok(new)
     }
 
-    /// Value of an extended attribute that was set since the removal; earlier attributes are gone.
+    /// Value of an extended attribute that was set after the removal; earlier attributes are gone.
     pub(crate) fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.kind(ino)?;
         self.0.lock().xattrs.get(&ino).and_then(|all| all.get(name)).cloned().ok_or(Errno::NoData)
@@ -117,7 +117,7 @@ impl Unlinked {
         Ok(names.flat_map(|name| name.iter().copied().chain([0])).collect())
     }
 
-    /// Sets one.
+    /// Sets an extended attribute of a removed inode.
     pub(crate) fn set_xattr(&self, ino: Ino, name: Vec<u8>, value: Vec<u8>, mode: XattrMode) -> Result<()> {
         self.kind(ino)?;
         let mut shown = self.0.lock();
@@ -139,7 +139,7 @@ impl Unlinked {
         Ok(())
     }
 
-    /// Removes one.
+    /// Removes an extended attribute of a removed inode.
     pub(crate) fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.kind(ino)?;
         let mut shown = self.0.lock();
@@ -203,7 +203,7 @@ mod tests {
 
     /// Goal: for removed directories and pipes the last shown attributes are returned, without links, even if they were
     /// changed since. Files are not kept. The memory is bounded, and the inode that was shown longest ago is dropped.
-    /// Method: calls by hand.
+    /// Method: a sequence of calls that the test chooses.
     #[test]
     fn what_was_shown_is_told() {
         let removed = Unlinked::default();

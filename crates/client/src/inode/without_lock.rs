@@ -1,8 +1,8 @@
 //! Page requests that run without a lock while pages of a front end are dropped, and those that wait for locks of other
 //! mounts.
 //!
-//! Owns: their begin and end, as the file counts them. Does not own: the counts (`front_pages`), when pages are dropped
-//! (`coherence::front_pages`).
+//! Owns: the beginning and end of these requests, as the file counts them. Does not own: the counts (`front_pages`),
+//! when pages are dropped (`coherence::front_pages`).
 
 use super::Inode;
 use super::front_pages::Taking;
@@ -10,7 +10,7 @@ use amphi_types::{ByteRange, TargetId};
 use std::sync::Arc;
 
 /// A read of pages that waits for locks. The front end has none of these pages before the answer, so the return of a
-/// lock does not wait for this read. Only the other pages are dropped.
+/// lock does not wait for this read. So only the other pages are dropped.
 pub(crate) struct Waiting {
     file: Arc<Inode>,
     number: u64,
@@ -39,13 +39,13 @@ impl Drop for Waiting {
     }
 }
 
-/// Most writes of pages of a file that are noted as waiting. While the front end drops the pages around each of them, a
-/// thread of it waits at each.
+/// Most writes of pages of a file that are noted as waiting. While pages around such requests are dropped, a thread of
+/// the front end waits for each of them.
 pub(crate) const WRITES_MAX: usize = 8;
 
-/// A write-back of pages for which other mounts have to return locks. Its pages cannot be dropped before it is
-/// answered, so all other pages are dropped around them. Otherwise two mounts whose writes wait for each other's locks
-/// would both keep clean pages, which show bytes of before the other's write.
+/// A write-back of pages for which other mounts have to return locks. The pages of such a write cannot be dropped
+/// before it is answered, so all other pages are dropped around them. Otherwise two mounts whose writes wait for each
+/// other's locks would both keep clean pages, which show bytes from before the other's write.
 pub(crate) struct WaitingWrite {
     file: Arc<Inode>,
     number: u64,
@@ -53,8 +53,8 @@ pub(crate) struct WaitingWrite {
 }
 
 impl WaitingWrite {
-    /// Begins with a write that runs without a lock (`Free`), and has to end before that one. `None`: enough writes are
-    /// noted already.
+    /// This value begins together with a write that runs without a lock (`Free`), and has to end before that write.
+    /// `None`: enough writes are noted already.
     pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<WaitingWrite> {
         let number = {
             let mut taking = file.pages.taking.lock();
@@ -75,7 +75,7 @@ impl Drop for WaitingWrite {
             let mut taking = self.file.pages.taking.lock();
             taking.waiting.remove(&self.number);
             taking.writes -= 1;
-            // From here on the page is clean, and it was left out of the dropping.
+            // From here on the page is clean, and the dropping has left it out.
             taking.touched(self.range);
         }
         self.file.signal.notify();
@@ -87,7 +87,7 @@ pub(crate) struct Free(Arc<Inode>);
 
 impl Free {
     /// Returns `None` if no pages are being dropped. The pages of the request are dropped after it: a second time, if
-    /// dropping has begun before.
+    /// dropping began before.
     pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Free> {
         if !file.pages.is_taking() {
             return None;

@@ -5,7 +5,8 @@
 //! such a lock, which this client does not know, until it evicts the mount. So the link requests these answers when
 //! there is a connection again (`LinkEvents::late`).
 //!
-//! Owns: giving back what they bring. Does not own: tokens, which every revocation ends (`tokens`).
+//! Owns: the return of the locks and opens that these replies grant. Does not own: tokens, which every revocation ends
+//! (`tokens`).
 
 use crate::inode::AskedAt;
 use crate::mount::Mount;
@@ -45,7 +46,7 @@ fn unlock(mount: &Mount, target: TargetId, locks: Vec<u64>) {
     }
 }
 
-/// This is done as for any open, so that a restarted server gets the open before it gets the close.
+/// A late open is handled like any other open, so that a restarted server gets the open before it gets the close.
 fn close(mount: &Arc<Mount>, view: InodeView, access: Access) {
     let file = mount.files.open(view, access, AskedAt::PAST);
     release(mount, &file, access, false);

@@ -1,8 +1,8 @@
 //! `Links`: the connections to the servers of the cluster, one or several for each server.
 //!
 //! Owns: the cluster map as this mount knows it, to which server a request is sent, opening connections on first use,
-//! and requesting a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what
-//! is presented to a restarted server (`io`).
+//! and requesting a newer map. Does not own: the life of one connection (`transport::Link`), the requests (`ops`), the
+//! state that is presented to a restarted server (`io`).
 //!
 //! Invariants: the master's connection is opened first and admits the session. The other connections use the same
 //! session and key. In shared mode a connection to each server exists, or is being opened. A map is replaced only by
@@ -37,7 +37,7 @@ use std::time::Duration;
 
 /// How often a map is requested again if it is older than the announced one.
 const MAP_TRIES: u32 = 5;
-/// Pause between these.
+/// Pause between these requests.
 const MAP_PAUSE: Duration = Duration::from_millis(20);
 /// How often a mount that ends checks whether the servers can be reached.
 const LOOK: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ pub(crate) struct Links<E: Env> {
     env: E,
     pub(crate) mount: Arc<Mount>,
     config: LinkConfig,
-    /// The master is in this process, so its connection does not come back.
+    /// The master is in this process, so a connection to it that is lost cannot be made again.
     local: bool,
     timeouts: Cell<Timeouts>,
     /// The value of the tunable when it was applied last.
@@ -61,12 +61,12 @@ pub(crate) struct Links<E: Env> {
     asking: Cell<bool>,
     /// Latest epoch that a server named.
     announced: Cell<u64>,
-    /// `Welcome::begun` when the mount began.
+    /// The value of `Welcome::begun` when the mount began.
     first_begun: Cell<u64>,
     changed: Signal,
 }
 
-/// The map of a server that is alone and does not say so.
+/// The map for a server that is the only one and reports no map.
 fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
     let targets = (0..pool.max(1)).map(TargetId).collect();
     ClusterMap {
@@ -225,12 +225,12 @@ impl<E: Env> Links<E> {
         self.seats.borrow()[0].clone()
     }
 
-    /// Whether `seat` is the master's.
+    /// Returns whether `seat` is the master's.
     pub(crate) fn is_master(&self, seat: &Rc<Seat<E>>) -> bool {
         self.seats.borrow().first().is_some_and(|s| Rc::ptr_eq(s, seat))
     }
 
-    /// Targets of the server at `seat`; all of `pool` if it is alone.
+    /// Targets of the server at `seat`; all targets of `pool` if it is the only server.
     pub(crate) fn targets_of(&self, seat: &Seat<E>, pool: u16) -> Vec<TargetId> {
         if seat.is_part() || self.seats.borrow().len() > 1 {
             return seat.targets();
@@ -251,7 +251,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// Whether the master's connection belongs to another beginning of the session than `begun`.
+    /// Returns whether the master's connection belongs to another beginning of the session than `begun`.
     pub(crate) fn is_behind(&self, begun: u64) -> bool {
         self.master().link().is_none_or(|link| link.welcome().begun != begun)
     }
@@ -277,8 +277,8 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// Called when a server has come back after a restart. Its map is adopted if it is newer. The master knows the
-    /// newest.
+    /// Called when a server has come back after a restart. The client adopts its map if that is newer. The master knows
+    /// the newest.
     pub(crate) async fn catch_up(self: &Rc<Self>, recovery: &Recovery<E>) {
         if recovery.welcome().map_epoch <= self.mount.cluster.map.lock().epoch {
             return;

@@ -5,8 +5,8 @@
 //! rules (`dlm`), which records come next (`pattern`).
 //!
 //! Invariants: a lock-ahead is granted exactly as requested or not at all, and calls no lock back. Bound: a mount has
-//! at most `AHEAD_MAX` requests under way. Each is one message, and they are sent one after the other without waiting
-//! for answers.
+//! at most `AHEAD_MAX` requests under way. Each of these requests is one message, and they are sent one after the other
+//! without waiting for answers.
 
 use super::{note_whole, pump, spans, wire_mode};
 use crate::conn::replies::unexpected;
@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Most requests that may be under way.
 const AHEAD_MAX: u64 = 4096;
 
-/// What a lock-ahead meets.
+/// The result of a lock-ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// The request was sent, and counters will show its result. If the caller waited for the answer: the server has
@@ -48,7 +48,7 @@ pub(crate) fn follow(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     next.iter().all(|record| ahead(mount, open, Mode::Write, *record).is_ok());
 }
 
-/// Whether write locks on `range` are held or requested.
+/// Returns whether write locks on `range` are held or requested.
 fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
     let file = &open.file;
     spans(file, range).into_iter().all(|(object, span)| {
@@ -58,7 +58,7 @@ fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
     })
 }
 
-/// As `ahead`, and waits for the server's answer, which the server gives without waiting for other mounts.
+/// Works as `ahead`, and waits for the server's answer, which the server gives without waiting for other mounts.
 pub(crate) async fn answered(mount: Arc<Mount>, open: Arc<OpenFile>, mode: Mode, range: ByteRange) -> Result<Ahead> {
     let found = ahead(&mount, &open, mode, range)?;
     if found != Ahead::Asked {

@@ -24,7 +24,7 @@ impl Coming {
         Coming { mount: mount.clone(), target, request: Some(request) }
     }
 
-    /// Called when the lock has come, and is pinned. `None` if it was lost with the session.
+    /// Called when the lock has come, and is pinned. Returns `None` if it was lost with the session.
     pub(crate) fn granted(mut self, lock: u64, range: ByteRange) -> Option<Pin> {
         let (mount, request) = (&self.mount, self.request.take()?);
         let granted = mount.coherence.locks.with(self.target, |cache| {

@@ -1,7 +1,9 @@
-//! Group locks: a file belongs to a group of open files, on this and other mounts, until they leave the group.
+//! Group locks: a file belongs to a group of open files, on this mount and other mounts, until all of them leave the
+//! group.
 //!
-//! Owns: which group has a file on this mount and which open files are members, acquiring the group's locks on all
-//! objects of the file, returning them. Does not own: the lock itself (`locks`, `dlm`), the I/O of members (`ops`).
+//! Owns: which group has a file on this mount, which open files are its members, and acquiring and returning the
+//! group's locks on all objects of the file. Does not own: the lock itself (`locks`, `dlm`), the I/O of members
+//! (`ops`).
 //!
 //! Invariants:
 //! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock. So a
@@ -11,7 +13,7 @@
 //!   waits for extent locks releases the range lock and starts again after the group (`unless_asked`). A request for
 //!   which the target takes the lock cannot be withdrawn, and it may wait for this very group, which another mount has.
 //!   So after `QUIET_NS` the request is sent nevertheless. Where the group is in force, a server grants the group lock
-//!   ahead of all waiting requests, and such a request of this mount then runs under it.
+//!   ahead of all waiting requests, and such a request of this mount then runs under that lock.
 //! * The group ends on this mount when four things are true: its last member has left, everything written under it is
 //!   on the targets, nothing is cached any more, and the servers have confirmed it. Then other requests continue.
 //! * Members coordinate their I/O themselves, because one of them may have cached bytes that another one has changed
@@ -40,8 +42,8 @@ use std::task::{Context, Poll, Waker};
 
 /// How long the mount waits for the end of its own I/O before it sends the request, in nanoseconds.
 const QUIET_NS: u64 = 50_000_000;
-/// A caller that must not wait still waits for this many notifications, which come at least every second, until this
-/// mount's own I/O on the file has ended.
+/// A caller that must not wait for other mounts still waits for this many notifications (at least one a second) until
+/// this mount's own I/O on the file has ended.
 const PATIENCE_RINGS: u64 = 2;
 
 /// Takes the range lock when a member of this group, or of none (0), may use the file.
@@ -348,7 +350,8 @@ pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()>
     open.tell_failures().await
 }
 
-/// Whether any request waits for the end of the group of which the open file is a member, on this mount or another one.
+/// Returns whether any request waits for the end of the group of which the open file is a member, on this mount or
+/// another one.
 ///
 /// Errors: `Inval` if it is not a member; `Io` if the group lock was lost, or a server does not answer.
 pub(crate) async fn wanted(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<bool> {

@@ -3,13 +3,13 @@
 //! Owns: which locks are returned together with one that was called back. Does not own: recognising such a mount
 //! (`tables::coherence::lock_walks`), how a lock is returned (`returning`, `dlm`).
 //!
-//! A mount that reads a tree which this mount has written requests the locks of one small file after the other. Each
-//! would cost a callback, a flush and a message that returns one lock, while the reader waits. Inode numbers show which
-//! files come next, because the files of a tree were made one after the other. So from the third callback in a
-//! neighbourhood on the nearest idle locks are returned as well, more with each further callback, many in a message.
-//! Locks are returned by age in the same way, so the lock protocol is not affected by this rule. The rule does not
-//! depend on which mount calls the locks back, nor on the order. If a mount uses files of a directory at random, it
-//! finds more and more of their locks free.
+//! A mount that reads a tree which this mount has written requests the locks of one small file after the other. Without
+//! this module, each of them would cost a callback, a flush and a message that returns one lock, while the reader
+//! waits. Inode numbers show which files are likely to be next, because the files of a tree were made one after the
+//! other. So from the third callback in a neighbourhood on the nearest idle locks are returned as well, more with each
+//! further callback, many in a message. Locks are returned by age in the same way, so the lock protocol is not affected
+//! by this rule. The rule does not depend on which mount calls the locks back, nor on the order. If a mount uses files
+//! of a directory at random, it finds more and more of their locks free.
 //!
 //! Only locks of small, closed and unused files are returned, in the mode of the lock that was called back. So a wrong
 //! guess costs this mount one request for each such file that it uses again.
@@ -21,7 +21,7 @@ use amphi_dlm::{LockCache, Mode};
 use amphi_types::ObjectId;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Most cached bytes of a file whose lock is returned so.
+/// Most cached bytes of a file whose lock is returned in this way.
 const SMALL_BYTES: u64 = 256 << 10;
 
 /// A usable lock of `mode` was called back: returns the locks that will probably be called back next.
@@ -39,7 +39,7 @@ pub(super) fn follow(mount: &Mount, walks: &mut Walks, cache: &mut LockCache, ob
     going.into_iter().for_each(|id| cache.give_back(id));
 }
 
-/// Whether this mount can return the lock of a file without loss.
+/// Returns whether this mount can return the lock of a file without loss.
 fn may_go(mount: &Mount, object: ObjectId) -> bool {
     let Some(file) = mount.files.get(object.ino) else { return true };
     // If the kernel has pages, they would have to be dropped first, which may take long.

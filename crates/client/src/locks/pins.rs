@@ -26,8 +26,8 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// Called when the use was direct, and other mounts want the file too. So a lock for this use alone is returned,
-    /// together with others, before another mount has to request it.
+    /// Called when the use was a direct request and other mounts want the file too. So a lock that was needed only for
+    /// this use is returned, together with others, before another mount has to request it.
     pub(crate) fn used_once(&mut self) {
         self.once = self.own;
     }
@@ -93,10 +93,10 @@ pub(crate) async fn pin_objects(
     Ok(pins)
 }
 
-/// As `pin_objects`, but only for locks that are held or free. It calls no lock back and never waits, so a caller that
-/// holds other locks may use it.
+/// Works as `pin_objects`, but only for locks that are held or free. It calls back no lock and never waits, so a caller
+/// that holds other locks may use it.
 ///
-/// Errors: `Again` if another mount has or wants a part of it, or a group has the file.
+/// Errors: `Again` if another mount holds or requests a part of it, or if a group has the file.
 pub(crate) async fn try_pin_objects(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

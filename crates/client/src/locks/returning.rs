@@ -23,7 +23,8 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// In a range up to this length every stripe is checked. In a longer range only the cached units are.
+/// Before a lock on a range up to this length is returned, every stripe in it is checked for cached bytes. For a longer
+/// range, only the units in the cache are checked.
 const WALK_BYTES: u64 = 64 << 20;
 /// Locks that are flushed together are of files with at most this many dirty bytes.
 const TOGETHER: usize = 64;
@@ -80,7 +81,7 @@ fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
     }
 }
 
-/// A lock that is being returned, with what may be dirty under it.
+/// A lock that is being returned, with the range that may be dirty under it.
 struct Going {
     id: LockId,
     file: Option<Arc<Inode>>,
@@ -95,10 +96,10 @@ impl Going {
 }
 
 /// Writes back the dirty bytes of locks that are being returned. Another mount may wait for the first lock, so it is
-/// flushed alone, and so is any lock whose flush takes long. Many of the others share one message, and so do their
-/// cancels.
+/// flushed by itself, and so is any lock whose flush takes long. Many of the other locks share one message, and so do
+/// their cancels.
 fn write_back(mount: &Arc<Mount>, target: TargetId, going: Vec<Going>) {
-    // From here on, every write that had found the bit of its file set is in the cache.
+    // From here on, every write that saw the bit in its file is in the cache.
     mount.cache.barrier();
     let mut going = going.into_iter();
     let first = going.next();
@@ -144,8 +145,8 @@ pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<(Arc<Inode>, Vec<
     due
 }
 
-/// Whether locks of this mount permit `mode` on all of `range`. Both held locks and locks that are still being returned
-/// count. Read locks keep other mounts from writing, and write locks also from reading and caching.
+/// Returns whether locks of this mount permit `mode` on all of `range`. Locks that are held and locks that are still
+/// being returned both count. Read locks keep other mounts from writing, and write locks also from reading and caching.
 pub(crate) fn permit(mount: &Mount, file: &Inode, mode: Mode, range: ByteRange) -> bool {
     let layout = file.layout();
     layout.spans(file.ino, range).into_iter().all(|(object, span)| {
@@ -221,7 +222,7 @@ fn pieces_of(mount: &Mount, file: &Inode, object: ObjectId, ranges: &[ByteRange]
     }
     let mut found = Vec::new();
     for range in ranges.iter().map(|r| r.intersect(&cached)) {
-        // Only the far end of a sparse file may be cached.
+        // The only cached bytes may be at the far end of a sparse file.
         let parts = if range.len() <= WALK_BYTES { vec![range] } else { mount.cache.units_of(file, range) };
         let pieces = parts.into_iter().flat_map(|part| layout.pieces(file.ino, part));
         pieces.filter(|(o, _)| *o == object).for_each(|(_, piece)| push_joined(&mut found, piece));

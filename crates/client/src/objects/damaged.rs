@@ -27,7 +27,7 @@ pub(crate) struct Part {
     pub zeros: u64,
 }
 
-/// The bytes of a piece up to the first page that cannot be served, and the error that is there.
+/// The bytes of a piece up to the first page that cannot be read, and the error of that page.
 pub(crate) async fn prefix(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -36,7 +36,8 @@ pub(crate) async fn prefix(
     under: Under,
 ) -> (Segments, Option<Errno>) {
     let mut data = Segments::new();
-    // The requested range, and the end of what has failed; a page of that cannot be read, unless it was repaired since.
+    // The requested range, and the end of the part that failed; a page in that part cannot be read, unless it was
+    // repaired since.
     let (mut part, mut failed_end) = (range, range.start);
     for _ in 0..REQUESTS_MAX {
         match ask_piece(mount, file, object, part, under).await {

@@ -1,7 +1,7 @@
 //! Reads of objects: all pieces at once, without the cache.
 //!
 //! Owns: direct reads of a range, and one request to one object. Does not own: when a read is direct (`ops::read`),
-//! what is requested ahead (`prefetch::large_reads`).
+//! which reads are requested ahead (`prefetch::large_reads`).
 
 use super::damaged;
 use crate::conn::replies::unexpected;
@@ -24,7 +24,7 @@ pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRan
 
 async fn direct_under(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, under: Under) -> Result<Segments> {
     let pieces = direct_pieces(file, range).into_iter();
-    // All at once.
+    // All pieces are sent at once.
     let parts = join_all(pieces.map(|(object, part)| damaged::prefix(mount, file, object, part, under))).await;
     let mut data = Segments::new();
     let mut error = None;
@@ -41,7 +41,7 @@ async fn direct_under(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, u
     }
 }
 
-/// `range` in the largest requests there are.
+/// Splits `range` into requests of the largest possible size.
 pub(crate) fn direct_pieces(file: &Inode, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
     let mut pieces = Vec::new();
     for (object, piece) in file.layout().pieces(file.ino, range) {
@@ -89,11 +89,11 @@ pub(crate) enum Under {
     Lock,
     /// A lock that the target takes for the request.
     TargetsLock,
-    /// No lock. Instead the target notes, under this number, what other mounts change below the pages.
+    /// No lock. Instead the target notes, under this number, which bytes below the pages other mounts change.
     Note(u64),
 }
 
-/// One piece of an object: its bytes, and how many zeros follow them.
+/// Reads one piece of an object: returns its bytes, and how many zeros follow them.
 pub(crate) async fn read_piece(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -104,7 +104,7 @@ pub(crate) async fn read_piece(
     ask_piece(mount, file, object, range, under).await?
 }
 
-/// As `read_piece`. The inner error is the target's answer; the outer error means that no answer arrived.
+/// Works as `read_piece`. The inner error is the target's answer; the outer error means that no answer arrived.
 pub(crate) async fn ask_piece(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

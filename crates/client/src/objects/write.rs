@@ -34,7 +34,8 @@ pub(crate) enum WriteKind {
         /// Whether the answer should report the space that is granted to this mount.
         cover: Cover,
     },
-    /// A direct request that has returned to its caller: with the time of that moment. Its blocks are covered.
+    /// A direct request that has returned to its caller: with the time of that moment. All its blocks are covered by a
+    /// grant.
     Piped {
         /// Whether the target locks for the request's duration, as in `Direct`.
         server_lock: bool,
@@ -111,7 +112,7 @@ async fn send_piece(
     }
 }
 
-/// Informs the inode's target, once, that data goes beyond stripe 0.
+/// Informs the inode's target, once, that the file has data beyond stripe 0.
 pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     let is_spread = || file.known.lock().spread;
     let _turn = loop {
@@ -137,9 +138,9 @@ pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> 
 
 /// The results of the pieces of a write.
 pub(crate) struct Sent {
-    /// Up to here all bytes are on the targets.
+    /// All bytes before this offset are on the targets.
     pub(crate) good_to: u64,
-    /// End of the last piece that is.
+    /// The end of the last piece that is on its target.
     pub(crate) written_to: u64,
     /// The error of the first piece that failed.
     pub(crate) error: Option<Errno>,
@@ -194,7 +195,7 @@ pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good:
     }
 }
 
-/// One buffer per piece. Each is a part of the buffer in which all bytes arrived.
+/// One buffer per piece. Each buffer is a part of the buffer in which all bytes arrived.
 fn split(mut data: Buf, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
     let mut bufs: Vec<Buf> = Vec::with_capacity(pieces.len());
     if let Some((_, rest)) = pieces.split_last() {

@@ -1,8 +1,9 @@
 //! getattr and setattr, truncate included.
 //!
-//! Owns: the order of the steps of a truncate. It takes the range lock, and in shared mode write locks on everything
-//! beyond the new end. It sends nothing more from beyond the new end, and waits for what is under way. Then the server
-//! cuts the file, and the cache is cut. Does not own: requesting an inode (`coherence::attributes`).
+//! Owns: the order of the steps of a truncate. A truncate takes the range lock, and in shared mode write locks on
+//! everything beyond the new end. After that it sends no more bytes from beyond the new end, and waits for those under
+//! way. Then the server cuts the file, and the cache is cut. Does not own: requesting an inode
+//! (`coherence::attributes`).
 
 use super::known;
 use crate::api::Ctx;
@@ -30,7 +31,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// The set-user-id and set-group-id bits.
 const SET_ID: u16 = 0o6000;
-/// How often it is found out where a file ends that is written there.
+/// How often the end of a file is requested while the file is written at its end.
 const LEARN_NS: u64 = 1_000_000_000;
 
 pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Attr> {
@@ -73,7 +74,7 @@ pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<Inode>) {
     });
 }
 
-/// What `chattr` has set.
+/// The flags that `chattr` has set.
 pub(crate) async fn file_flags(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<FileFlags> {
     ask(&mount, &ctx.cred, ino).await.map(|(view, _)| view.flags)
 }
@@ -146,7 +147,7 @@ async fn set_attr(
             let partial =
                 view.attr.kind == Kind::File && !mount.coherence.sharing.is_alone() && !told.grants_attributes();
             drop((told, pins, begun));
-            // Another mount may have written bytes of which the answer does not know.
+            // Another mount may have written bytes that are not in the answer.
             if partial { getattr(mount, ctx, ino).await } else { Ok(attr) }
         }
     }
@@ -207,7 +208,7 @@ pub(crate) async fn beyond(mount: &Arc<Mount>, file: &Arc<Inode>, size: u64) -> 
     locks::pin_objects(mount, file, Mode::Write, ByteRange::new(size, u64::MAX)).await
 }
 
-/// As `truncate`, for a caller that holds the range lock on the whole file and, in shared mode, `beyond`.
+/// Works as `truncate`, for a caller that holds the range lock on the whole file and, in shared mode, `beyond`.
 pub(crate) async fn resize(
     mount: &Arc<Mount>,
     cred: &Cred,
@@ -219,11 +220,11 @@ pub(crate) async fn resize(
     file.size.turn();
     tokens::outdated(mount, file.ino);
     let beyond = ByteRange::new(size, u64::MAX);
-    // A write that passed its check before the range lock was taken has ended after this.
+    // After this, every write that passed its check before the range lock was taken has ended.
     mount.cache.barrier();
     if !pins.is_empty() {
         // Other mounts may request the size as soon as the server has cut the file, before this mount has the answer.
-        // Its answer to a glimpse must not reach beyond the new end, so the server has to have all bytes beyond it
+        // The answer to a glimpse must not reach beyond the new end, so the server has to have all bytes beyond it
         // first.
         flush::flush(mount, file, beyond).await;
         file.size.own_ends_by(size);
@@ -248,7 +249,7 @@ pub(crate) async fn resize(
     file.size.bytes.store(size, SeqCst);
     explicit_time(mount, file, &view);
     file.size.turn();
-    // No other change of the file was under way on this mount, so the answer is as good as one that is requested now.
+    // No other change of the file was under way on this mount, so the answer is as good as that to a new request.
     let adopted = file.adopt_change(view, told.asked_at, AskedAt::now(told.asked_at.rule()));
     drop(told);
     drop(pins);

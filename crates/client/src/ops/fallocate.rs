@@ -1,10 +1,10 @@
 //! fallocate: reserve, punch, zero.
 //!
-//! The order is that of a direct write: it takes the range lock, flushes and drops what is cached, sends the request to
-//! the targets, and then drops what fills of whole pages have brought meanwhile.
+//! The order is that of a direct write: the call takes the range lock, flushes and drops the cached bytes, sends the
+//! request to the targets, and then drops the bytes that fills of whole pages have read meanwhile.
 //!
-//! Each is a change of the file with a time, also where it finds nothing to do, as on local file systems. The targets
-//! take it with the request.
+//! Each of them changes the time of the file even if there is nothing to do, as on local file systems. The targets take
+//! it with the request.
 
 use crate::api::{Ctx, Fallocate};
 use crate::coherence::attributes;
@@ -17,7 +17,7 @@ use crate::locks;
 use crate::locks::group_lock;
 use crate::mount::Mount;
 use crate::objects::write::spread;
-use crate::ops::attr;
+use crate::ops::{attr, write};
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::Mode;
@@ -27,7 +27,7 @@ use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-/// Reservations under way at once.
+/// Number of reservations under way at once.
 const BATCH: usize = 64;
 
 pub(crate) async fn fallocate(
@@ -52,6 +52,9 @@ pub(crate) async fn fallocate(
     if flags.has(FileFlags::IMMUTABLE) || (flags.has(FileFlags::APPEND) && !only_adds) {
         return Err(Errno::Perm);
     }
+    if file.gives_capabilities() {
+        write::drop_privileges(&mount, file, None).await?;
+    }
     let range = ByteRange::new(offset, end);
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
     {
@@ -60,7 +63,7 @@ pub(crate) async fn fallocate(
             if !several {
                 return Ok(Vec::new());
             }
-            // Others see it as one event although it is several requests.
+            // Other programs see the operation as one event, although it consists of several requests.
             lease::touch(&mount, &file, range).await?;
             locks::pin_objects(&mount, &file, Mode::Write, range).await
         };
@@ -81,7 +84,7 @@ pub(crate) async fn fallocate(
     Ok(())
 }
 
-/// With `server_lock` the targets lock. Otherwise the caller has pinned locks on all of the range.
+/// With `server_lock` the targets take the locks. Otherwise the caller has pinned locks on all of the range.
 async fn change(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -103,7 +106,7 @@ async fn change(
     }
 }
 
-/// Grows the file to `end` unless it has grown there meanwhile.
+/// Grows the file to `end` unless it has become that long meanwhile.
 async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<Inode>, member: u64, end: u64) -> Result<()> {
     let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move { attr::beyond(&mount, &file, end).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
@@ -119,7 +122,7 @@ async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<Inode>, member: u64,
 async fn punch(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_lock: bool) -> Result<()> {
     let size = attributes::size_now(mount, file).await?;
     let view = file.view();
-    // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
+    // Beyond the existing stripes there are no bytes; the inode's target may not know the latest size.
     let stripes = view.layout.stripes_below(range.end.min(size.max(view.attr.size)).max(1));
     let now = mount.wall();
     let calls = (0..stripes).map(|stripe| {

@@ -1,5 +1,4 @@
-//! Whether the kernel or the mount serves the reads of an open file, and what is learnt about the programs that read
-//! it.
+//! Whether the kernel or the mount serves the reads of an open file, and the knowledge about the programs that read it.
 //!
 //! Owns: collecting the inputs of `kernel_reads` for one open file, noting at its close how it was read, and which
 //! pages a front end may keep. Does not own: the rules (`policy::kernel_reads`), the knowledge about readers
@@ -64,8 +63,8 @@ pub(crate) fn front_cache(mount: &Mount, ctx: &Ctx, open: &OpenFile) -> FrontCac
     let serves = server.is_kernel();
     open.front.choose(serves, chosen(server));
     let rule = mount.coherence.sharing.rule();
-    // In sole mode the front end has seen every change. The mount does not see a read that the front end serves, so it
-    // has to serve the first one itself.
+    // In sole mode the front end has seen every change. The mount does not see a read that the front end serves, so the
+    // mount has to serve the first one itself.
     let covered = mount.coherence.sharing.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
     let keeps = covered && !(serves && read_is_missed(mount, open));
     open.front.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
@@ -99,7 +98,7 @@ fn reader_of(mount: &Mount, open: &OpenFile) -> Reader {
     Reader { file, directory, program: open.program.executable }
 }
 
-/// Called when an open file was closed after these reads. They are noted for the next open of this file, of its
+/// Called when an open file was closed after these reads. The sizes are used for the next open of this file, of its
 /// neighbours, or of another file by this program.
 pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     let t = &mount.tunables;
@@ -118,13 +117,13 @@ pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
     }
 }
 
-/// Whether bytes that are read into pages of the front end stay there, so that they are not requested again.
+/// Returns whether bytes that are read into pages of the front end stay there, so that they are not requested again.
 pub(crate) fn keeps_pages(mount: &Mount, open: &OpenFile) -> bool {
     let keeps = || !mount.coherence.sharing.is_alone() || mount.coherence.sharing.has_always_been_alone();
     open.front.serves.load(SeqCst) && keeps()
 }
 
-/// Whether a read for pages of `bytes` is buffered or direct in shared mode, and why.
+/// Returns whether a read for pages of `bytes` is buffered or direct in shared mode, and why.
 pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode, Reason) {
     match keeps_pages(mount, open) && bytes >= mount.tunables.get(Tunable::Small) {
         true => (Mode::Direct, Reason::DirectKernel),
@@ -132,7 +131,7 @@ pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode,
     }
 }
 
-/// Whether a read has to reach the mount because it renews the access time.
+/// Returns whether a read has to reach the mount because it renews the access time.
 fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
     !open.flags.no_atime && mount.tunables.on(Tunable::Atime) && open.file.access_is_due(mount.clock.wall())
 }

@@ -36,13 +36,14 @@ impl Mount {
         let full = || file.cached.bytes.load(SeqCst) >= self.share(t.get(Tunable::OvercacheBytes));
         let overcache = in_window && t.on(Tunable::Overcache) && full();
         let modes = [open.io_mode(), file.io_mode()];
-        let is_auto = !open.flags.direct && decision::asked(modes, open.process_mode, t.mode()) == IoMode::Auto;
+        let asked = decision::set(decision::asked(modes, open.process_mode, t.mode()));
+        let is_auto = !open.flags.direct && asked.is_none();
         let large_bytes = match is_auto {
             true => self.learnt_large_bytes(file, way, bytes, !(contended || group_short || cache_full || overcache)),
             false => self.large_bytes(file, way, bytes),
         };
         let large = bytes >= large_bytes;
-        // The rule of size asks nothing, unless what was learnt may say otherwise.
+        // The rule for large requests needs no further input, unless learnt rates may say otherwise.
         let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Tunable::Learn));
         let no_locality = matters && self.lacks_locality(file, way, bytes, large);
         let cache_is_faster = no_locality && t.on(Tunable::Learn) && self.policy.throughput.cache_is_faster(way, bytes);
@@ -51,10 +52,7 @@ impl Mount {
         Input {
             size: bytes,
             o_direct: open.flags.direct,
-            open_mode: open.io_mode(),
-            file_mode: file.io_mode(),
-            process_mode: open.process_mode,
-            mount_mode: t.mode(),
+            asked,
             large_bytes,
             small_bytes,
             kernel_keeps: false,
@@ -67,7 +65,7 @@ impl Mount {
         }
     }
 
-    /// Whether bytes cannot be requested directly because of their alignment.
+    /// Returns whether bytes cannot be requested directly because of their alignment.
     fn misfits(&self, range: ByteRange) -> bool {
         !self.tunables.on(Tunable::Unaligned) && !(range.start | range.end).is_multiple_of(limits::BLOCK)
     }
@@ -77,7 +75,8 @@ impl Mount {
         if self.misfits(range) { Err(Errno::Inval) } else { Ok(()) }
     }
 
-    /// Whether requests like this one, except probes, are direct for lack of locality if no earlier rule decides.
+    /// Returns whether requests like this one, except probes, are direct for lack of locality if no earlier rule
+    /// decides.
     pub(crate) fn passes_cache_by(&self, open: &OpenFile, way: Way, bytes: u64) -> bool {
         let t = &self.tunables;
         let file = &open.file;
@@ -125,7 +124,7 @@ impl Mount {
     }
 
     /// The large threshold for a request of `bytes`, moved by what was measured or is being tried. `may_try`: no other
-    /// rule speaks of it.
+    /// rule decides this request.
     fn learnt_large_bytes(&self, file: &Inode, way: Way, bytes: u64, may_try: bool) -> u64 {
         let t = &self.tunables;
         let large_bytes = self.large_bytes(file, way, bytes);
@@ -145,7 +144,7 @@ impl Mount {
     }
 
     /// How locks for a request grow: for a direct request on a file that other mounts use too, they cover exactly its
-    /// bytes. For buffered requests they grow also on contended files, because requesting one for each record costs
+    /// bytes. For buffered requests they grow also on contended files, because requesting a lock for each record costs
     /// more than the callbacks do.
     pub(crate) fn extent(&self, open: &OpenFile, mode: Mode) -> LockExtent {
         let narrow = mode == Mode::Direct && read::is_wanted_elsewhere(self, &open.file);

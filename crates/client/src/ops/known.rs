@@ -1,4 +1,4 @@
-//! Files that are known here without being open, as long as a call needs them.
+//! Files that are in the table without being open, for as long as a call needs them.
 
 use crate::inode::Use;
 use crate::inode::{AskedAt, Inode};
@@ -34,16 +34,17 @@ impl Drop for InUse {
     }
 }
 
-/// The file, if it is in the table. It stays there as long as the result lives, so no second `Inode` of it is made
-/// meanwhile. For callers that wait with the file, since `get` alone does not keep it in the table.
+/// The file, if it is in the table. The file stays in the table as long as the result exists, so no second `Inode` of
+/// it is made meanwhile. This is for callers that wait while they use the file, since `get` alone does not keep it in
+/// the table.
 pub(crate) fn use_known(mount: &Arc<Mount>, ino: Ino) -> Option<InUse> {
     let used = mount.files.use_known(ino)?;
     Some(InUse { mount: mount.clone(), used: Some(used), stays: false })
 }
 
-/// The file, which stays in the table as long as the result lives, although it is not open. In shared mode it stays
-/// afterwards too. If it were dropped at once in shared mode, a size that was requested during a truncate could be one
-/// that the file never had (seed 4000069 of contention).
+/// The file, which stays in the table as long as the result lives, although it is not open. In shared mode it stays in
+/// the table afterwards too. If it were dropped at once in shared mode, a size that was requested during a truncate
+/// could be one that the file never had (seed 4000069 of contention).
 pub(crate) fn know(mount: &Arc<Mount>, view: InodeView, asked_at: AskedAt) -> InUse {
     let stays = mount.coherence.sharing.rule() & 1 == 0;
     InUse { mount: mount.clone(), used: Some(mount.files.know(view, asked_at)), stays }

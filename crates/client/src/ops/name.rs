@@ -46,7 +46,7 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     }
 }
 
-/// As `lookup`, in the directory or shard in which the name lies. Errors: `Remote` if it lies in a shard.
+/// Works as `lookup`, in the directory or shard in which the name lies. Errors: `Remote` if it lies in a shard.
 async fn lookup_at(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Name) -> Result<Attr> {
     if let Some(found) = tokens::find(mount, &ctx.cred, dir, name.as_bytes()) {
         match found {
@@ -101,7 +101,8 @@ async fn lookup_at(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Name) -> Resul
     }
 }
 
-/// Calls with a change of one name in `dir`, which `op` makes of where the name lies. Returns that as well.
+/// Calls with a change of one name in `dir`, which `op` makes of where the name lies. Returns the directory or shard as
+/// well.
 pub(super) async fn change(
     mount: &Arc<Mount>,
     ctx: &Ctx,
@@ -128,7 +129,7 @@ pub(crate) async fn parent(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino) -> Result<In
             Reply::Ino(parent) => parent,
             other => return Err(unexpected(&other)),
         };
-        // Above a shard is the directory that it belongs to.
+        // The parent of a shard is the directory to which it belongs.
         if !dir.is_shard() {
             return Ok(dir);
         }

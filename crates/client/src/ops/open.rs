@@ -26,7 +26,7 @@ fn access(flags: OpenFlags) -> Access {
     Access { read: flags.read, write: flags.write }
 }
 
-/// The open file of an answer that opened it.
+/// Makes the open file from an answer to a request that opened it.
 fn opened(mount: &Arc<Mount>, ctx: &Ctx, view: InodeView, flags: OpenFlags, asked_at: AskedAt) -> Arc<OpenFile> {
     let file = mount.files.open(view, access(flags), asked_at);
     Arc::new(mount.open_file(file, flags, ctx, false))
@@ -114,8 +114,8 @@ pub(crate) async fn open(mount: Arc<Mount>, ctx: Ctx, ino: Ino, flags: OpenFlags
     Ok(file)
 }
 
-/// A file that may only grow (`chattr +a`) is written by appending alone. The open that was just registered ends with
-/// the `OpenFile` that this error drops.
+/// A file that may only grow (`chattr +a`) can be written only by appending. The open that was just registered ends
+/// with the `OpenFile` that this error drops.
 ///
 /// Errors: `Perm`.
 fn check_append_only(view: &InodeView, flags: OpenFlags) -> Result<()> {
@@ -135,8 +135,8 @@ pub(crate) async fn hold(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<Arc<
     Ok(file)
 }
 
-/// `O_TRUNC`: an open for writing has checked the permission. An open for reading only (`O_RDONLY | O_TRUNC`) needs the
-/// check too.
+/// `O_TRUNC`: an open for writing has checked the permission. An open for reading only (`O_RDONLY | O_TRUNC`) needs
+/// this check too.
 async fn cut(mount: &Arc<Mount>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> {
     let set = SetAttr {
         size: Some(0),

@@ -6,8 +6,8 @@
 //! Invariants: a page in the front end is covered by a lock that is held, or is being dropped. While pages are being
 //! dropped, the front end waits for reads of these pages that are under way and for the write-back of dirty ones. Such
 //! a request must not wait for anything that may wait for the lock. It is sent to the target without a lock of its own,
-//! and pages that were read in this way are dropped once more. A read that is not covered by locks which are held or
-//! being returned may not be sent so, because other mounts may have newer bytes. Such a read waits for its lock, and
+//! and pages that were read in this way are dropped a second time. A read that is not covered by locks which are held
+//! or being returned may not be sent so, because other mounts may have newer bytes. Such a read waits for its lock, and
 //! its pages are left out of the dropping (`Waiting`). So are the pages of a write for which the target has to call
 //! back locks of other mounts (`WaitingWrite`); they are dropped after the write. If the lock was returned before the
 //! pages were dropped, the target has a note of what other mounts have changed since, and write-back leaves those bytes
@@ -43,10 +43,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How long a read of a page waits for the end of the dropping, in nanoseconds. It then comes after the request that
-/// waits for the lock. Otherwise a program that always touches pages that were just dropped would delay other mounts
-/// for as long as it runs. The front end may wait for this very page, so after this time the read continues without a
-/// lock.
+/// How long a read of a page waits for the end of the dropping, in nanoseconds. The read then comes after the request
+/// that waits for the lock. Otherwise a program that always touches pages that were just dropped would delay other
+/// mounts for as long as it runs. The front end may wait for this very page, so after this time the read continues
+/// without a lock.
 const HELD_BACK_NS: u64 = 10_000_000;
 
 /// Pause before a target that has too many notes is asked for a note again, in nanoseconds.
@@ -89,7 +89,7 @@ async fn hold(mount: &Arc<Mount>, file: &Arc<Inode>, member: u64, needs: Needs) 
         }
         let (sender, held) = oneshot::channel::<Result<Held>>();
         let (mount2, file2) = (mount.clone(), file.clone());
-        // A task of its own: a request for a lock is not given up half-way.
+        // The request runs in its own task, because a request for a lock is not given up half-way.
         mount.spawn(async move {
             let _ = sender.send(take(&mount2, &file2, member, needs).await);
         });
@@ -150,8 +150,8 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, 
     }
 }
 
-/// Reads bytes without locks of its own. They are covered by locks that are held or being returned, and the read delays
-/// the return of these locks. Returns `None` if other mounts may write some of the bytes.
+/// Reads bytes without locks of its own. These bytes are covered by locks that are held or being returned, and the read
+/// delays the return of these locks. Returns `None` if other mounts may write some of the bytes.
 async fn read_protected(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -187,7 +187,8 @@ fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRan
     (if is_small { ByteRange::new(0, end).align_out(PAGE) } else { pages }, LockExtent::Grown)
 }
 
-/// Reads past the cache: the bytes there may be newer than the target assumes for a page that is read so.
+/// Reads bytes past the cache, because the bytes in the cache may be newer than the target assumes for a page that is
+/// read in this way.
 async fn read_past(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -214,8 +215,8 @@ async fn read_past(
     Ok(data)
 }
 
-/// Writes pages back, or through pages that stay. Returns what it holds, with the bytes and where they belong, if they
-/// may go into the cache.
+/// Writes pages back, or through pages that stay. Returns the locks that it holds, with the bytes and their places, if
+/// these may be put into the cache.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -260,7 +261,7 @@ pub(crate) async fn write(
 /// end assumes, since another mount may have truncated it. The caller keeps other mounts from truncating the file, by
 /// locks or by notes of the targets.
 async fn within_end(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<ByteRange> {
-    // The file is at least as long as what this mount has written under locks that it still has.
+    // The file is at least as long as the bytes that this mount has written under locks that it still holds.
     if range.end <= file.size.own_end() {
         return Ok(range);
     }
@@ -268,7 +269,7 @@ async fn within_end(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> 
     Ok(ByteRange::new(range.start, range.end.min(end).max(range.start)))
 }
 
-/// Makes targets note what other mounts change, where no write lock keeps them from it.
+/// Makes targets note the changes of other mounts, where no write lock of this mount prevents such changes.
 async fn note_changes(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<()> {
     for (object, piece) in direct_pieces(file, range) {
         if !locks::permit(mount, file, LockMode::Write, piece) {
@@ -296,8 +297,8 @@ async fn write_free(
         }
         Way::Left(note) => note,
         // Other mounts may have cached the previous content of these bytes, so the target calls their locks back. A
-        // request that waits for that does not keep locks of this mount from being returned, because the other mount
-        // may wait for just these.
+        // request that waits for such a note does not keep locks of this mount from being returned, because the other
+        // mount may wait for these very locks.
         Way::Protected(until_written) => {
             drop(until_written);
             note_of(mount, file, target).await?
@@ -316,7 +317,7 @@ async fn write_free(
     }
 }
 
-/// The name of the note of a target, for a request that goes without a lock.
+/// The number of the target's note, for a request that goes without a lock.
 async fn note_of(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<u64> {
     loop {
         match front_pages::have_noted(mount, file, target).await {
@@ -330,7 +331,7 @@ async fn note_of(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Res
 }
 
 /// An append was written at another offset than the front end assumed, so the front end has a copy of its bytes in the
-/// wrong pages, those of `told`. These pages are dropped.
+/// wrong pages, those at the offset `told`. These pages are dropped.
 pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<Inode>, told: ByteRange, overwrite: Option<Overwrite>) {
     if let Some(overwrite) = overwrite {
         overwrite.settle(mount.coherence.sharing.pages()).await;
@@ -369,7 +370,7 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
-    /// A kernel that counts how often it is asked to drop pages, and is slow to do so.
+    /// A model of a kernel that counts how often it is asked to drop pages, and that drops them slowly.
     struct Drops {
         begun: AtomicU64,
         hits: AtomicU64,
@@ -395,9 +396,9 @@ mod tests {
         }
     }
 
-    /// Goal: if a caller learns that its pages come without a lock, they are dropped after that. Method: two threads
-    /// request pages of their own while a third one drops all pages again and again. In each round, every such answer
-    /// needs a drop that began later.
+    /// Goal: if a caller is informed that its pages are read without a lock, they are dropped after that. Method: two
+    /// threads request pages of their own while a third one repeatedly drops all pages. In each round, every such
+    /// answer needs a drop that began later.
     #[test]
     fn pages_that_come_without_a_lock_are_taken_again() {
         const ROUNDS: usize = 2000;
@@ -419,7 +420,7 @@ mod tests {
                         turn.wait();
                         while !is_over.load(SeqCst) {
                             let begun = drops.begun.load(SeqCst);
-                            // Only a few free requests at a time, so that the rounds end.
+                            // Only a few requests without a lock run at a time, so that the rounds end.
                             if mine.len() < 8 && Free::begin(file, page).is_some() {
                                 mine.push((begun, page));
                                 drops.hits.fetch_add(1, SeqCst);
@@ -434,7 +435,7 @@ mod tests {
                 is_over.store(false, SeqCst);
                 turn.wait();
                 block_on(front_pages::take_all(&mount, &file));
-                // On a busy machine the others may not have had their turn meanwhile.
+                // On a busy machine the other threads may not have had their turn yet.
                 for _ in 0..100 {
                     if drops.hits.load(SeqCst) > 0 {
                         break;

@@ -3,17 +3,16 @@
 //! Owns: the conditions for posting, and what has to be ended, reserved or locked while programs may post. Does not own:
 //! how writes get here (the front end), putting them into the cache (`write`).
 //!
-//! A write that a program has posted has happened for the program, while this mount does not know of it. So it is
+//! A write that a program has posted has happened for the program, while this mount does not know of it. So posts are
 //! permitted only while the same write, made by a call, would go into the cache at once, and while everything that could
 //! show the bytes comes to this mount first: requests of this machine, because the front end takes posted writes before
 //! it serves them; other mounts, because there are none (sole mode) or because they need a right that this mount holds
 //! (shared mode).
 //!
-//! Invariants, as long as a `Posting` lives: in sole mode the mount does not leave that mode (`Begun`). In shared mode it
-//! pins write locks on all bytes (`PostLocks`), which other mounts need for whatever a post must not miss: other bytes,
-//! another size, set-id bits, capabilities. The targets keep room for
-//! `BLOCKS` blocks, so that a posted write finds space. No program reads the file from an export, which cannot show what
-//! was posted.
+//! Invariants, as long as a `Posting` exists: in sole mode the mount does not leave that mode (`Begun`). In shared mode
+//! it pins write locks on all bytes (`PostLocks`), which other mounts need for whatever a post must not miss: other
+//! bytes, another size, set-id bits, capabilities. The targets keep room for `BLOCKS` blocks, so a posted write finds
+//! space; and no program reads the file from an export, which cannot show what was posted.
 //!
 //! Lock order: a posting takes the file's range lock before it pins, waits for neither, and then waits for nothing but
 //! space in the cache. So callers of this mount and other mounts may wait for its end.
@@ -136,13 +135,13 @@ impl PostLocks {
 }
 
 impl Posting {
-    /// Where posted writes may end at the latest. Only while one open file alone leads to the inode may they make it
-    /// longer: another program might map the file, and its kernel does not know the new end.
+    /// The largest offset at which posted writes may end. Posted writes may make the file longer only while a single
+    /// open file leads to the inode: another program might map the file, and its kernel does not know the new end.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Whether the posting has to end because somebody waits for that, or what permits it ends.
+    /// Returns whether the posting has to end because somebody waits for that, or what permits it ends.
     pub fn is_over(&self) -> bool {
         let sharing = &self.mount.coherence.sharing;
         let has_ended = sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst);
@@ -165,25 +164,30 @@ impl Posting {
         &self.mount
     }
 
+    /// Whether writes of this open file may be posted as well.
+    pub fn admits(&self, open: &OpenFile) -> bool {
+        open.file.ino == self.file.ino && may_begin(&self.mount, open)
+    }
+
     /// Gives the room back, for the writes that were posted until now; from now on nothing may be posted. Returns
-    /// whether there was any.
+    /// whether there was any such room.
     pub fn uncover(&mut self) -> bool {
         self.covered.take().is_some()
     }
 
-    /// Whether a new one would let posted writes make the file longer, which this one does not.
+    /// Returns whether a new one would let posted writes make the file longer, which this one does not.
     pub fn is_outgrown(&self) -> bool {
         self.limit < limits::FILE_MAX && self.file.used_opens() <= 1
     }
 
-    /// Whether the file is longer than at the beginning.
+    /// Returns whether the file is longer than at the beginning.
     pub fn has_grown(&self) -> bool {
         self.file.size() > self.size
     }
 }
 
 /// Allows posts by programs that have `open` open, if that may be. The caller has made sure that no program of this
-/// machine has attributes of the file from before.
+/// machine has older attributes of the file.
 pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bool) -> Result<Option<Posting>> {
     let file = &open.file;
     let alone = mount.coherence.sharing.is_alone();
@@ -225,7 +229,7 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bo
     Ok(Some(posting).filter(|_| is_right))
 }
 
-/// Whether writes by this open file go into the cache as they are, as far as that can be seen.
+/// Returns whether writes by this open file go into the cache unchanged, as far as that can be seen.
 fn may_begin(mount: &Mount, open: &OpenFile) -> bool {
     let (file, flags) = (&open.file, open.flags);
     let is_plain = flags.write && !flags.append && !flags.direct && !flags.sync && !flags.dsync;

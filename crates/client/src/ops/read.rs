@@ -1,7 +1,7 @@
 //! read: from the cache, through it, or straight from the targets.
 //!
-//! Order: valid cached bytes are used first, and then the decision is made about the remaining ones. With `O_DIRECT`
-//! the overlap is flushed and forgotten, and everything comes from the targets.
+//! Order: valid cached bytes are used first, and then the decision is made about the remaining ones. With `O_DIRECT`,
+//! cached bytes of the range are flushed and dropped, and all bytes come from the targets.
 //!
 //! In shared mode the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file.
 //! They are covered by a lock, a truncate by another mount needs that lock, and fills are cut at the size that was
@@ -49,16 +49,16 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// How often bytes are fetched into the cache before a read bypasses the cache. They may be evicted or spoiled between
-/// fetch and read.
+/// How often bytes are fetched into the cache before a read bypasses the cache. The bytes may be evicted or become
+/// unusable between fetch and read.
 const TRIES: usize = 4;
-/// Largest request that fills the cache, in bytes. It is what a server reads in one piece. If a stream ends, at most
-/// this many bytes were fetched without use.
+/// Largest request that fills the cache, in bytes. A server reads this many bytes in one piece. If a stream ends, at
+/// most this many bytes were fetched without use.
 const FILL_BYTES: u64 = 1 << 20;
-/// Largest read after which the following bytes are loaded into the processor's cache (`warm_next`), in bytes. Beyond
-/// this size they would displace each other from a core's cache.
+/// Largest read after which the following bytes are loaded into the processor's cache (`warm_next`), in bytes. Larger
+/// requests would displace each other from a core's cache.
 const WARM_BYTES: u64 = 256 << 10;
-/// Bytes that the processor fetches at once.
+/// Size of a line of the processor's cache, bytes.
 const CACHE_LINE: usize = 64;
 /// Reads of at least this many bytes get the cache's memory instead of a copy.
 const LEND_MIN_BYTES: u64 = 16 << 10;
@@ -82,17 +82,17 @@ pub(crate) fn try_read(
 
 /// A read that the cache may serve on the calling thread.
 struct Hit {
-    /// The stamp of the range lock: if it is unchanged, no write happened meanwhile.
+    /// The stamp of the range lock: if it has not changed, no write happened meanwhile.
     stamp: u64,
     /// The requested range, up to the end of the file if that is certain.
     range: ByteRange,
     size: u64,
     /// In shared mode, the token under which the size is certain; 0 if there is none.
     token: u64,
-    /// If it is unchanged, no lock was returned and no mode was switched meanwhile.
+    /// If it has not changed, no lock was returned and no mode was switched meanwhile.
     turned: u64,
     /// For several units: if it is unchanged, no write within a unit happened between the reads of two units. One unit
-    /// is read in one step.
+    /// is read in one step, without this check.
     unguarded: Option<u64>,
 }
 
@@ -117,7 +117,7 @@ impl Hit {
         let stamp = file.range.stamp()?;
         let rule = mount.coherence.sharing.rule();
         if hints.for_pages && rule & 1 == 0 && !mount.coherence.locks.permit_reading(file, pages_of(offset, len)) {
-            // A page shows zeros behind the end of the file: the lock has to cover these as well.
+            // A page shows zeros behind the end of the file, so the lock has to cover these as well.
             return None;
         }
         let turned = file.size.turned();
@@ -179,12 +179,12 @@ impl Hit {
     }
 }
 
-/// The pages that hold `len` bytes from `offset` on.
+/// The pages that contain `len` bytes from `offset` on.
 fn pages_of(offset: u64, len: usize) -> ByteRange {
     ByteRange::at(offset, len as u64).align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX))
 }
 
-/// As `try_read`, without the copy.
+/// Works as `try_read`, without the copy.
 pub(crate) fn try_lend(
     mount: &Arc<Mount>,
     ctx: &Ctx,
@@ -290,7 +290,7 @@ pub(crate) async fn read(
     let mut buf = None;
     let mut gaps = mount.cache.gaps(file, range);
     if gaps.first() != Some(&range) {
-        // Valid bytes are taken now: they may be evicted while the rest is under way.
+        // Valid bytes are taken now, because they may be evicted while the rest is under way.
         let mut b = scratch_for(range);
         gaps = mount.copy_valid(file, range, &mut b);
         if gaps.is_empty() {
@@ -339,8 +339,8 @@ fn lend_large(mount: &Mount, file: &Inode, range: ByteRange) -> Option<Segments>
     loans.inspect(|_| mount.stats.moved(Count::Lent, range.len())).map(Segments::from)
 }
 
-/// Whether direct reads with this reason may be requested ahead: no program has requested direct I/O, and memory is not
-/// short.
+/// Returns whether direct reads with this reason may be requested ahead: no program has requested direct I/O, and
+/// memory is not short.
 fn is_stream(reason: Reason) -> bool {
     matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
 }
@@ -378,7 +378,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
                 fetches.push(fetch(mount.clone(), file.clone(), object, piece, false, open.extent()));
             }
         }
-        // These come after the request, so that what the reader waits for is sent first.
+        // These requests come after the read's own, so that the bytes for which the reader waits are sent first.
         let fetched = join_all(fetches.into_iter().map(Fetch::run));
         if let Some(plan) = plan.take() {
             fetch_ahead(mount, open, plan);
@@ -412,7 +412,7 @@ async fn filling<T>(mount: &Mount, fill: impl Future<Output = T>) -> T {
     filled
 }
 
-/// `range` in requests of the size that fills have.
+/// Splits `range` into requests of the size of fills.
 fn pieces(file: &Inode, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
     let step = FILL_BYTES;
     let mut list = Vec::new();
@@ -456,7 +456,7 @@ impl Fetch {
     /// Gets the bytes into the cache.
     async fn run(self) -> Result<()> {
         let (mount, file, range) = (&self.mount, &self.file, self.range);
-        // In company two readers would take a write lock from each other.
+        // In shared mode, two readers would take such a write lock from each other.
         let mode =
             if mount.coherence.sharing.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
         let pins = locks::pin_spans(mount, file, mode, range, self.extent).await?;
@@ -513,7 +513,7 @@ impl Drop for Fetch {
     }
 }
 
-/// Whether another mount has requested a lock on the file lately, or a server reported it as contended.
+/// Returns whether another mount has requested a lock on the file lately, or a server reported it as contended.
 pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &Inode) -> bool {
     let now = mount.clock.now_ns();
     let called = file.locks.called_back_ns.load(Relaxed);

@@ -1,4 +1,4 @@
-//! readdir, with `.` and `..` made here.
+//! readdir; the client itself adds `.` and `..`.
 //!
 //! Cookies 1 and 2 are the places after `.` and `..`. The server's own cookies are greater.
 
@@ -102,7 +102,7 @@ pub(crate) async fn readdir(
         match &shards {
             Some(shards) if place + 1 < shards.len() => {
                 place += 1;
-                // The last cookie of the shard before, which no entry has.
+                // The last cookie of the previous shard, which no entry has.
                 from = ((place as u64) << SHARD_COOKIE_SHIFT) - 1;
                 if listing.entries.len() >= full {
                     return Ok(listing);

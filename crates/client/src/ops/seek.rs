@@ -28,10 +28,10 @@ use std::sync::Arc;
 
 /// Runs of data that are requested at a time, of all objects of a file together.
 const RUNS_MAX: u32 = 16_384;
-/// At least this many runs are requested of one object, since a file with many objects has more runs.
+/// At least this many runs are requested of one object, even if the file has many objects.
 const RUNS_OF_OBJECT_MIN: u32 = 16;
 
-/// As `lseek`, from kept maps and without waiting, or `None` if they are not sufficient.
+/// Works as `lseek`, from kept maps and without waiting, or `None` if they are not sufficient.
 pub(crate) fn try_lseek(mount: &Mount, open: &OpenFile, offset: u64, whence: Whence) -> Option<Result<u64>> {
     let file = &open.file;
     let map = mount.prefetch.seek_maps.of(file, offset)?;
@@ -95,7 +95,7 @@ pub(crate) async fn lseek(
     }
 }
 
-/// Asks the objects of a file of `size` bytes where they have data, from `from` on.
+/// Requests from the objects of a file of `size` bytes where they have data, from `from` on.
 async fn ask(mount: &Arc<Mount>, file: &Inode, from: u64, size: u64, (rule, stamp): (u64, u64)) -> Result<Map> {
     let layout = file.layout();
     let stripes = layout.stripes_below(size);
@@ -114,7 +114,7 @@ async fn ask(mount: &Arc<Mount>, file: &Inode, from: u64, size: u64, (rule, stam
     let (mut runs, mut end) = (Vec::new(), u64::MAX);
     for answer in join_all(asked.collect::<Vec<_>>()).await {
         let (of_object, known_to) = answer?;
-        // A server that knows no more of an object than was requested says so only once.
+        // If a server knows no more of an object than was requested, it says so only once.
         end = end.min(known_to.filter(|to| *to > from).unwrap_or(u64::MAX));
         runs.extend(of_object);
     }

@@ -1,4 +1,4 @@
-//! statfs: the sum over all targets, or what a limited tree may use of it.
+//! statfs: the sums over all targets, or the space that is left in a tree with a limit.
 
 use crate::api::{Ctx, StatFs};
 use crate::conn::replies::unexpected;
@@ -34,8 +34,8 @@ pub(crate) async fn statfs(mount: Arc<Mount>, ctx: Ctx) -> Result<StatFs> {
     Ok(sum)
 }
 
-/// As `statfs`, for a given inode. In a tree with a limit, the limit is shown as the size, as on other file systems
-/// with such limits.
+/// Works as `statfs`, for a given inode. In a tree with a limit, the limit is the size of the file system, as on other
+/// file systems with such limits.
 pub(crate) async fn statfs_at(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<StatFs> {
     let mut space = statfs(mount.clone(), ctx.clone()).await?;
     // If the tree cannot be determined, the values of the whole file system are shown.

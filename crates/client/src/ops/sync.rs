@@ -1,4 +1,5 @@
-//! fsync and syncfs: write back, then make stable on every target that holds bytes of it.
+//! fsync and syncfs: both write back, and then make everything stable on each target that has bytes of the file or
+//! mount.
 
 use crate::api::Ctx;
 use crate::coherence::front_pages;
@@ -17,7 +18,8 @@ use futures_util::future::join_all;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Makes everything that these targets have answered stable. With `file`, of file data only that of this file.
+/// Makes everything that these targets have answered stable. With `file`, only the data of that file is made stable,
+/// but all metadata.
 pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>, file: Option<Ino>) -> Result<()> {
     let sync = |t| mount.send(Lane::Urgent, t, &Cred::root(), Request::Sync { file }, None, 0);
     let calls = targets.into_iter().map(sync);
@@ -28,7 +30,7 @@ pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>
 }
 
 /// Makes what was written of the file stable. The size and the map of the data are stored with the inode and the
-/// objects, so a datasync needs the same targets. In shared mode the size may be out of date, but all bytes that this
+/// objects, so a datasync needs the same targets. In shared mode the size may be outdated, but all bytes that this
 /// mount has written are below it.
 pub(crate) async fn sync_file(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     sync_stripes(mount, file, file.layout().stripes_below(file.size())).await
@@ -52,8 +54,8 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
     let synced = if mount.coherence.sharing.is_alone() || tokens::is_sure(&mount, file) {
         sync_file(&mount, file).await
     } else {
-        // Other mounts may have written the file: what they have not written back yet counts too, as it would on one
-        // machine.
+        // Other mounts may have written the file: bytes that they have not written back yet count too, as they would on
+        // one machine.
         match locks::pin_objects(&mount, file, Mode::Read, ByteRange::ALL).await {
             Ok(pins) => {
                 drop(pins);
@@ -62,7 +64,7 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
             Err(e) => Err(e),
         }
     };
-    // What was stored here is where other mounts find it, and they may change it from now on.
+    // Other mounts can read the bytes that were stored here, and may change them from now on.
     front_pages::drop_left(&mount, file).await;
     open.tell_failures().await?;
     synced
@@ -82,14 +84,21 @@ pub(crate) async fn fsync_dir(mount: Arc<Mount>, ctx: Ctx, dir: Ino) -> Result<(
 
 pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
     mount.stats.count(Count::Fsync);
-    // Bytes stored through mappings are still in the kernel.
-    front_pages::drop_open_pages(&mount).await;
-    let drain = Drain::begin(&mount);
-    flush::flush_all(&mount).await;
-    drop(drain);
-    let synced = sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect(), None).await;
+    let synced = store_all(mount.clone()).await;
     // Earlier losses are reported too, because the caller relies on all bytes being there afterwards.
     mount.files.told_to_all();
     mount.writeback.errors.tell()?;
     synced
+}
+
+/// Writes everything back and makes it stable, also what was stored through mappings and is still in the kernel. Lost
+/// bytes are not reported here.
+///
+/// Errors: that of a target which could not be asked to make everything stable.
+pub(crate) async fn store_all(mount: Arc<Mount>) -> Result<()> {
+    front_pages::drop_open_pages(&mount).await;
+    let drain = Drain::begin(&mount);
+    flush::flush_all(&mount).await;
+    drop(drain);
+    sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect(), None).await
 }

@@ -1,8 +1,8 @@
 //! Look-ups of path walks that the kernel repeats because an inode was removed while it walked.
 //!
-//! Owns: the look-up of a repeated walk, which holds what it finds, and the create at its end, which waits until the
-//! name is free or a file. Does not own: which threads walk again, and which inodes are held for them
-//! (`tables::coherence::walks`, which says why).
+//! Owns: the look-up of a repeated walk, which holds every inode that it finds, and the create at its end, which waits
+//! until the name is free or leads to a file. Does not own: which threads walk again, and which inodes are held for
+//! them (`tables::coherence::walks`, which says why).
 
 use super::{name, open};
 use crate::api::{Ctx, OpenFlags};
@@ -13,11 +13,12 @@ use crate::telemetry::stats::Count;
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
 use std::sync::Arc;
 
-/// How often a name is looked up whose inode is removed before it is held. Each time another program has replaced it.
+/// How often a name is looked up whose inode is removed before it is held. Each time another program has replaced the
+/// file.
 const TRIES: usize = 1000;
 /// How often a name is created while others make a link or a pipe of that name and remove it again.
 const CREATES: u32 = 100;
-/// The longest pause between two of these; the first is 2^-5 of it. All together take 3 s.
+/// The longest pause between two of these attempts; the first pause is 2^-5 of it. All together take 3 s.
 const PAUSE_NS: u64 = 32_000_000;
 
 /// Looks a name up for a thread that may repeat a walk.
@@ -45,9 +46,9 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     Err(Errno::Stale)
 }
 
-/// Creates or opens a file for a thread that repeats its walk because there was something else with this name. It no
-/// longer existed when the kernel looked again. If it exists now, another program makes and removes it all the time,
-/// and will remove it once more.
+/// Creates or opens a file for a thread that repeats its walk because there was something else with this name. The file
+/// did not exist any more when the kernel looked the name up again. If it exists now, another program makes and removes
+/// it all the time, and will remove it once more.
 ///
 /// # Errors
 /// `Loop` if it is still there in the end, and those of a create.

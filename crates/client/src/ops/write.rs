@@ -1,7 +1,7 @@
 //! write: into the cache, or straight to the targets.
 //!
 //! In shared mode a write is atomic for all mounts. Either it holds one lock on its part of each object from before the
-//! first byte until the last byte is in the cache or on the target, or it goes to one object under the target's own
+//! first byte until the last byte is in the cache or on the target, or it is sent to one object under the target's own
 //! lock.
 
 pub(crate) mod posted;
@@ -37,8 +37,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// If this many bytes of other units were written since a unit was last written, the unit is no longer in the
-/// processor's cache. It is then written past that cache, without loading it. 16 MiB: up to there the exchanged memory
-/// is found in the cache (docs/LESSONS.md).
+/// processor's cache. The unit is then written past that cache, without loading it. 16 MiB: up to there the exchanged
+/// memory is found in the cache (docs/LESSONS.md).
 const COLD_AFTER: u64 = 16 << 20;
 
 pub(crate) fn try_write(
@@ -96,8 +96,8 @@ pub(crate) fn try_write(
         guard = Some(file.range.try_acquire(range, Hold::Exclusive)?);
     }
     let is_free = || file.group.admits(open.member()) && !meets_pages(file, range, hints);
-    // With the range lock this stays so, and the first units are not seen without the others. (An exception is the
-    // return of an extent lock, when a second mount has joined a mount in sole mode.)
+    // With the range lock, readers never see the first units without the others. (An exception is the return of an
+    // extent lock, when a second mount has joined a mount in sole mode.)
     if guard.is_some() && !is_free() {
         return None;
     }
@@ -110,7 +110,7 @@ pub(crate) fn try_write(
             file.range.wrote_unguarded();
         }
         if one_unit {
-            // Under the unit's lock: before a flush that a callback has requested.
+            // This is done under the unit's lock, and so before a flush that a callback has requested.
             file.size.extend_own(range.end);
         }
     };
@@ -135,28 +135,28 @@ pub(crate) fn try_write(
     }
 }
 
-/// Where a write goes.
+/// The place to which a write goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     Offset,
-    /// The front end has found the end of the file, or the write is to go to its offset. So the write goes to its
-    /// offset; but if another mount has ever existed, it goes to the end of the file.
+    /// The front end has found the end of the file, or the write is to go to its offset. So the write is made at its
+    /// offset; but if another mount has ever existed, it is made at the end of the file.
     ToldEnd,
     /// The write goes to the end of the file.
     End,
-    /// The write goes to the offset of the call if that is the end of the file.
+    /// The write is made at the offset of the call if that is the end of the file.
     OffsetAtEnd,
 }
 
-/// Whether a write goes where the file ends.
+/// Returns whether a write goes where the file ends.
 fn appends(aim: Aim) -> bool {
     matches!(aim, Aim::End | Aim::ToldEnd)
 }
 
-/// Where a write goes, as far as this can be determined now.
+/// The place of a write, as far as it is known now.
 fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     match hints.to {
-        // Pages are written back to where they belong, whatever the open they come by.
+        // Pages are always written back to their own offset, through whatever open file the kernel sends them.
         _ if hints.write_back => Aim::Offset,
         WriteTo::Offset => Aim::Offset,
         WriteTo::AsOpened if !open.flags.append => Aim::Offset,
@@ -168,19 +168,19 @@ fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     }
 }
 
-/// Whether a front end that assumes that `offset` is the end may be right. It may be wrong if the client has lost
-/// written bytes.
+/// Returns whether a front end that assumes that `offset` is the end may be right. It may be wrong if the client has
+/// lost written bytes.
 fn is_within(file: &Inode, offset: u64) -> bool {
     file.failures.count() == 0 || offset <= file.size()
 }
 
-/// Whether a write returns only when its data is on stable storage.
+/// Returns whether a write returns only when its data is on stable storage.
 fn is_stable(open: &OpenFile, hints: Hints) -> bool {
     open.flags.sync || open.flags.dsync || hints.stable
 }
 
-/// Whether a write has to take pages into account: pages whose bytes it may replace or, for the write-back of a page,
-/// writes that replaced some of its bytes.
+/// Returns whether a write has to take pages into account: pages whose bytes it may replace or, for the write-back of a
+/// page, writes that replaced some of its bytes.
 fn meets_pages(file: &Inode, range: ByteRange, hints: Hints) -> bool {
     if hints.write_back { file.pages.is_overwritten(range) } else { !hints.for_pages && file.pages.touches(range) }
 }
@@ -254,7 +254,7 @@ pub(crate) async fn write(
     if through_pages && !mount.coherence.sharing.is_alone() {
         return under_pages(&mount, &open, member, ByteRange::at(offset, len), data, hints.write_back).await;
     }
-    // An append takes the whole file, so that the end stays where it is until all its bytes are there.
+    // An append locks the whole file, so that the end does not move until all its bytes are there.
     let local = if append { ByteRange::ALL } else { ByteRange::at(offset, len) };
     let whole = move |mount: Arc<Mount>, file: Arc<Inode>| async move {
         if !append {
@@ -328,8 +328,8 @@ pub(crate) async fn write(
     Ok(written.min(kept))
 }
 
-/// Updates the kernel's pages whose bytes a write has replaced. `told`: where the front end keeps a copy of the
-/// appended bytes, if it has one.
+/// Updates the kernel's pages whose bytes a write has replaced. `told`: the offset at which the front end keeps a copy
+/// of the appended bytes, if it has one.
 async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<ByteRange>, overwrite: Option<Overwrite>) {
     if let Some(told) = told {
         // The offset is where the front end assumed the end, and is reported only after the answer.
@@ -340,9 +340,9 @@ async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<Byt
     }
 }
 
-/// Takes the locks that a write of `range` by `member` needs. If its target, or under commit consistency each of its
-/// targets, is to lock, it takes none. `kept`: its place among this mount's own requests, which changes if a group
-/// requests the file meanwhile.
+/// Takes the locks that a write of `range` by `member` needs. The write takes no lock itself if its target is to lock,
+/// or, under commit consistency, each of its targets. `kept`: the guard of this mount's own range lock, which is
+/// replaced if a group requests the file meanwhile.
 async fn lock(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -371,7 +371,7 @@ async fn lock(
         let (mount2, file2) = (mount.clone(), file.clone());
         let locks = async move { locks::pin_spans(&mount2, &file2, LockMode::Write, range, extent).await };
         match group_lock::unless_asked(mount, file, member, locks).await {
-            // The target has no room for another lock: it locks by itself while it writes.
+            // The target has no room for another lock, so it locks by itself while it writes.
             Some(Err(Errno::NoMem)) if early && pieces.len() == 1 => break,
             Some(held) => kept.pins = Some(held?),
             None => {
@@ -384,7 +384,7 @@ async fn lock(
     Ok(kept)
 }
 
-/// A write to a file of which the kernel has pages, in company: under locks on them.
+/// A write in shared mode to a file of which the kernel has pages: it runs under locks on these pages.
 async fn under_pages(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -408,9 +408,9 @@ async fn under_pages(
     settle(mount, open, range, false, Some(watch).filter(|_| !covered)).await
 }
 
-/// The work that a cached write does before it returns. It makes its bytes stable or, with `watch`, waits until they
-/// are on the target, because no space is reserved for them there. This number of its bytes, from its start on, are on
-/// the target.
+/// The work that a cached write does before it returns. It makes its bytes stable or, if there is a `watch`, waits
+/// until they are on the target, because no space is reserved for them there. This number of the write's bytes, from
+/// its start on, are on the target.
 async fn settle(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -438,7 +438,8 @@ async fn settle(
     Ok(range.len() as usize)
 }
 
-/// Whether a write may have to remove privileges first: capabilities, and with `kill_suidgid` setuid and setgid.
+/// Returns whether a write may have to remove privileges first: capabilities, and with `kill_suidgid` setuid and
+/// setgid.
 #[inline]
 fn holds_privileges(mount: &Mount, file: &Inode, kill_suidgid: bool) -> bool {
     file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(mount, file)))
@@ -446,7 +447,7 @@ fn holds_privileges(mount: &Mount, file: &Inode, kill_suidgid: bool) -> bool {
 
 /// Removes capabilities of the file, and setuid and setgid bits that `writer` may not leave, if the file has any. It
 /// does so at once, because a buffered write reaches the server too late for that. `writer`: none may leave both.
-async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&Cred>) -> Result<()> {
+pub(super) async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&Cred>) -> Result<()> {
     if !tokens::is_sure(mount, file) {
         attributes::reload(mount, file).await?;
     }
@@ -466,14 +467,14 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&
 }
 
 /// Writes into the cache. The caller holds the range lock. If it has `pinned` locks on all of the range, others see the
-/// write as one event. May keep the memory of `data` and leave other memory there. Whether room is set aside for all of
-/// it.
+/// write as one event. It may keep the memory of `data` and leave other memory there. Returns whether room is set aside
+/// for all of the write.
 async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<bool> {
     let file = &open.file;
     assert_eq!(data.len() as u64, range.len(), "{}: a write of {range:?} comes with its bytes", file.ino);
     grants::ask(mount, file, range).await;
     let mut all_covered = true;
-    // In steps, so that a write larger than the dirty share of the cache gets through.
+    // The write goes in steps, so that a write larger than the dirty share of the cache can succeed.
     const STEP: u64 = 4 << 20;
     let mut at = range.start;
     while at < range.end {
@@ -506,9 +507,9 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
 }
 
 /// Writes to the targets. All pieces are in flight at once, and there is one wait for all of them. The caller holds the
-/// range lock, and has `held` if the locks keep other mounts away. Without `pins` the targets lock for each piece.
-/// `may_be_early`: with free space on the targets the write could have returned early. So the answers should report how
-/// much space there is for the next one.
+/// range lock, and has `held` if the locks keep other mounts away. If there are no `pins`, the targets lock for each
+/// piece. `may_be_early`: with free space on the targets the write could have returned early. So the answers should
+/// also report how much space there is for the next write.
 async fn direct(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -525,7 +526,8 @@ async fn direct(
     let len = data.len();
     let cover = if may_be_early { Cover::Wanted } else { Cover::None };
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none(), cover };
-    // If another mount requests the size of the file meanwhile, it sees the old end or the new one, none in between.
+    // If another mount requests the size of the file meanwhile, it gets the old end or the new one, and no size in
+    // between.
     let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(mount, file));
     let Sent { good_to, written_to, error } = send_all(mount, file, range, data, kind, end_first).await;
     assert!(good_to <= range.end, "{}: of {range:?} all up to {good_to} was written", file.ino);

@@ -1,6 +1,6 @@
-//! The write pipeline (PeakFS, TPDS 2024): a large direct write returns when its bytes are on their way. So the next
-//! write is copied into this process while the disks write this one. Under commit consistency (PeakFS, section III-D)
-//! it returns so without a lock, and other mounts may look for the bytes too early.
+//! The write pipeline (PeakFS, TPDS 2024): a large direct write returns when its requests have been sent. So the next
+//! write is copied into this process while the disks write this one. Under commit consistency (PeakFS, section III-D) a
+//! write returns in this way without a lock, and other mounts may read before its bytes are there.
 //!
 //! Owns: which writes may return early, how many bytes may be under way, the consequences of a failure. Does not own:
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
@@ -9,9 +9,9 @@
 //! more. No reader can reach the bytes before they are on the target. Until then a mount in sole mode stays in that
 //! mode (`Begun`), a mount in shared mode keeps locks on all of the bytes (`Pin`), and the range lock makes readers and
 //! writers of this mount wait. For a file of commit consistency only the last of these three applies: other mounts see
-//! the bytes once they are on the target. They count as dirty and as a flight of the file. So the size (which others
-//! get as that of dirty bytes), fsync, the close, a called-back lock, a truncate and the unmount treat them like cached
-//! bytes on their way.
+//! the bytes once they are on the target. The bytes count as dirty and as a flight of the file. So the size (which
+//! other mounts get as that of dirty bytes), fsync, the close, a called-back lock, a truncate and the unmount treat
+//! them like cached bytes that are being written back.
 
 use crate::api::Hints;
 use crate::coherence::closes;
@@ -39,28 +39,29 @@ use std::sync::atomic::Ordering::SeqCst;
 /// the disk would take ten times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
-/// Most requests of this size that may be under way to a file that other mounts use too. As many keep the disks busy. A
-/// mount that waits for one of their locks waits for a few requests at most.
+/// The most requests of this size that may be under way to a file that other mounts use too. This number keeps the
+/// disks busy. A mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
-/// What keeps other mounts away from the bytes until they are on the target. Under commit consistency it is only the
-/// guard.
+/// The lock or token that keeps other mounts away from the bytes until they are on the target. Under commit consistency
+/// it consists only of the guard.
 pub(crate) struct Kept {
-    /// In shared mode: the write locks on all of the bytes.
+    /// In shared mode: write locks on all of the bytes.
     pub(crate) pins: Option<Vec<Pin>>,
     /// For a mount in sole mode.
     pub(crate) begun: Option<Begun>,
     pub(crate) guard: Guard,
 }
 
-/// Whether a direct write may return before its bytes are on the target. Either other mounts are kept away from the
-/// bytes, or the file has commit consistency. It may not if the caller asked to wait (`O_SYNC`; `O_DIRECT`, except
-/// under commit consistency), if memory is short, if a target may be full, or if a failure is unreported.
+/// Returns whether a direct write may return before its bytes are on the target. Either other mounts are kept away from
+/// the bytes, or the file has commit consistency. It may not return early if the caller asked to wait (`O_SYNC`;
+/// `O_DIRECT`, except under commit consistency), if memory is short, if a target may be full, or if a failure is
+/// unreported.
 pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     may_be_early(mount, open, reason, hints) && mount.writeback.free_space.is_ample(&open.file, range)
 }
 
-/// As `admits`, without regard to the granted space.
+/// Works as `admits`, without regard to the granted space.
 pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let direct = (flags.direct || hints.direct) && !mount.is_commit(&open.file);
@@ -127,8 +128,8 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
     own
 }
 
-/// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may
-/// always be. `wanted`: other mounts wait for its locks.
+/// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write is
+/// always permitted. `wanted`: other mounts wait for its locks.
 async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, wanted: bool) {
     let few = if wanted { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;

@@ -123,8 +123,8 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
             own => control::get(&mount, &ctx, own).await,
         };
     }
-    // The kernel asks for `security.capability` with each change of owner, programs for `security.selinux` of each file
-    // that they show, and the kernel for the lists of each inode that a caller does not own.
+    // The kernel requests `security.capability` with each change of owner, and the access control lists of each inode
+    // that a caller does not own. Programs request `security.selinux` of each file that they list.
     if (name.starts_with(b"security.") || name.starts_with(b"system.")) && has_none(&mount, ino) {
         return Err(Errno::NoData);
     }
@@ -136,7 +136,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
     }
 }
 
-/// Whether an inode is known to have no extended attributes.
+/// Returns whether an inode is known to have no extended attributes.
 fn has_none(mount: &Mount, ino: Ino) -> bool {
     let file = || mount.files.get(ino).filter(|f| f.open_count() > 0 && tokens::is_sure(mount, f));
     bare::is_bare(mount, ino) || tokens::lacks_xattrs(mount, ino) || file().is_some_and(|f| !f.view().xattrs)
@@ -174,7 +174,7 @@ pub(crate) async fn set(
         let text = std::str::from_utf8(&value).map_err(|_| Errno::Inval)?.trim_end_matches(['\0', '\n']);
         let op = match own {
             b"layout" => {
-                // A file with data keeps its layout: the server has to know what is written so far.
+                // A file with data keeps its layout: the server has to know the bytes that are written so far.
                 if let Some(known) = known::use_known(&mount, ino) {
                     flush::flush(&mount, known.file(), ByteRange::ALL).await;
                 }

@@ -4,13 +4,13 @@
 //! (`amphi_env::memory_groups`), and the consequences of the result (`decision`).
 //!
 //! A program's written bytes are buffered in the memory of the mount's process, not in the program's. Still the
-//! program's own cgroup matters. It pays for the pages of its mappings, and a program at its limit is being reclaimed
-//! or about to be killed. Its bytes should then be safe on the servers rather than wait for write-back.
+//! program's own cgroup matters. The program's own cgroup matters nevertheless. So its bytes should be safe on the
+//! servers soon, rather than wait for write-back.
 //!
-//! Invariants: a request reads no file. It looks its caller up, or notes it, and uses the last result. The I/O half
+//! Invariants: a request reads no file. It looks up its caller, or notes it, and uses the last result. The I/O half
 //! checks `LOOKS_MAX` callers at a time. Caller 0 is in another process name space and stays unknown. The knowledge
 //! about a caller is at most `LIFE_NS` and one tick old (a tick is `writeback.age_ms` / 4, at most 1 s). If a process
-//! id was reused, the new process is judged by the cgroup of the old one for no longer than that.
+//! id was reused, the new process is treated according to the cgroup of the old one for no longer than that.
 
 use amphi_env::memory_groups::{self, Trees};
 use parking_lot::RwLock;
@@ -43,7 +43,7 @@ pub(crate) struct CallerMemory {
 }
 
 impl CallerMemory {
-    /// Whether the cgroups of `pid` were found short of memory. Notes the caller for the next look.
+    /// Returns whether the cgroups of `pid` were found short of memory. Notes the caller for the next look.
     pub(crate) fn is_short(&self, pid: u32, now_ns: u64) -> bool {
         if pid == 0 {
             return false;

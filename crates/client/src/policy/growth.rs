@@ -1,14 +1,15 @@
 //! `Growth`: how much memory the cache may take where new memory is expensive.
 //!
 //! Owns: whether new memory is expensive, and the resulting bound. Does not own: measuring what a page costs
-//! (`amphi_env::buf`) and what the disks carry (`throughput`), eviction (`pagecache`).
+//! (`amphi_env::buf`) and how fast the disks are (`throughput`), eviction (`pagecache`).
 //!
 //! A page that a process touches for the first time costs a third of a microsecond on bare metal. On a virtual machine
-//! whose host takes free memory back it costs ten microseconds: 0.4 GB/s, less than the disks of most servers carry. A
-//! stream through the cache then waits for memory rather than for storage, although the bytes that it wrote 256 MiB
-//! earlier are clean and could be evicted. So if a new page costs more than the disk needs for a page, the cache evicts
-//! instead of growing. When evicted bytes are read again, keeping them would have been better. The cache may then grow
-//! by the same amount once. So a data set that is read repeatedly costs one more pass over the disk.
+//! whose host takes free memory back, a new page costs ten microseconds: 0.4 GB/s, which is slower than the disks of
+//! most servers. A stream through the cache then waits for memory rather than for storage, although the bytes that it
+//! wrote 256 MiB earlier are clean and could be evicted. So if a new page costs more than the disk needs for a page,
+//! the cache evicts instead of growing. When evicted bytes are read again, keeping them would have been better. So the
+//! cache may then grow by the same amount once. So a data set that is read repeatedly costs one more pass over the
+//! disk.
 //!
 //! Invariants: the bound is never below the memory with which the cache starts (`cache.populate_bytes`), nor above
 //! `cache.bytes`. Where memory is cheap, or nothing was measured, it is `cache.bytes`.
@@ -58,7 +59,7 @@ fn is_dear(new_page_ns: u64, disk_per_s: Option<u64>) -> bool {
     new_page_ns > PAGE * SECOND_NS / disk_per_s.unwrap_or(UNKNOWN_PER_S).max(1)
 }
 
-/// How much memory the cache may take if new memory is expensive.
+/// Returns how much memory the cache may take if new memory is expensive.
 pub(crate) fn bound(memory: Memory) -> u64 {
     let Memory { most, first, used, waiting, returned } = memory;
     first.saturating_add(returned).max(used.saturating_add(waiting)).max(first).min(most)
@@ -71,7 +72,7 @@ mod tests {
     const M: u64 = 1 << 20;
 
     /// Goal: memory is dear where a page of it costs more than one of the disk. Method: a machine without
-    /// virtualisation and a virtual one whose host takes memory back, each with a slow disk and with a fast one.
+    /// virtualisation, and a virtual one whose host takes memory back; each with a slow disk and with a fast one.
     #[test]
     fn memory_is_dear_beside_quicker_disks() {
         let (metal, host) = (300, 10_000);
@@ -86,7 +87,8 @@ mod tests {
         assert!(!growth.is_dear(), "nothing was measured");
     }
 
-    /// Goal: a cache uses what it has, grows as freed memory returns, and never exceeds its bounds. Method: by hand.
+    /// Goal: a cache uses what it has, grows as freed memory returns, and never exceeds its bounds. Method: the inputs
+    /// of each case are given directly.
     #[test]
     fn the_bound_follows_what_comes_back() {
         let memory = Memory { most: 4096 * M, first: 256 * M, used: 0, waiting: 0, returned: 0 };

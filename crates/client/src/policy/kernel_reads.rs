@@ -52,7 +52,7 @@ pub(crate) enum Server {
 }
 
 impl Server {
-    /// Whether the kernel serves the reads.
+    /// Returns whether the kernel serves the reads.
     pub(crate) fn is_kernel(self) -> bool {
         use Server::{
             KernelAdvised, KernelExecutable, KernelSmallFile, KernelSmallReads, KernelUnknown, KernelUser,
@@ -143,8 +143,8 @@ fn by_pieces(input: &Input) -> Server {
 mod tests {
     use super::*;
 
-    /// Goal: the order of the rules. Method: a table. Each row turns on every condition with a lower precedence than
-    /// its reason.
+    /// Goal: the order of the rules. Method: a table. Each row turns on every condition whose rule comes later than the
+    /// rule of its reason.
     #[test]
     fn order_of_the_rules() {
         const BASE: Input = Input {

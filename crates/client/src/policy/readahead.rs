@@ -7,15 +7,15 @@
 //! sequential stream a window is fetched ahead that doubles with each refill, up to a bound [64 MiB], and is at least
 //! [10] requests of its present size. For a strided stream (same length and same distance, three times) this many
 //! requests are fetched ahead. If much more was fetched than used, more matches are required before anything is fetched
-//! again, twice as many each time. Use of fetched bytes reverses that. So random access costs nothing, and access that
-//! only looks sequential costs little.
+//! again, twice as many each time. If fetched bytes are used, fewer matches are required again. So random access costs
+//! nothing, and access that only looks sequential costs little.
 
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
 
 /// Most streams that are distinguished in one open file.
 const STREAMS: usize = 8;
-/// Matches of a pattern before anything is fetched ahead. More are required after read-ahead was useless.
+/// Number of matching reads before anything is fetched ahead. More are required after read-ahead was useless.
 const SURE_SEQUENTIAL: u32 = 1;
 const SURE_STRIDED: u32 = 3;
 /// Most additional matches that are required.
@@ -26,7 +26,7 @@ const TRUST_BYTES: u64 = 4 << 20;
 const WINDOW_MIN: u64 = 256 << 10;
 /// Before read-ahead of an open file pauses, it may fetch this multiple of the used bytes without use.
 const WASTE_FACTOR: u64 = 4;
-/// This many fetched bytes without use are ignored.
+/// Up to this number, fetched bytes without use are ignored.
 const WASTE_MIN: u64 = 16 << 20;
 
 /// Bounds that the tunables set.
@@ -126,7 +126,7 @@ impl ReadAhead {
         }
     }
 
-    /// Begins a stream with a read that continues none. `stride` is the distance to the nearest read before it.
+    /// Begins a stream with a read that continues no stream. `stride` is the distance to the nearest read before it.
     fn start(&mut self, range: ByteRange, stride: u64) {
         if self.streams.len() == STREAMS
             && let Some(oldest) = (0..STREAMS).min_by_key(|&i| self.streams[i].age)
@@ -144,8 +144,8 @@ impl ReadAhead {
         self.streams.iter().find(is_it).map(|s| s.stride)
     }
 
-    /// Whether any stream has fetched bytes ahead of it. If not, reads that the cache serves need not be passed to
-    /// `on_read`.
+    /// Returns whether any stream has fetched bytes ahead of it. If not, reads that the cache serves need not be passed
+    /// to `on_read`.
     pub fn is_active(&self) -> bool {
         self.streams.iter().any(|s| s.ahead_to > s.last.end)
     }

@@ -1,18 +1,18 @@
-//! `Readers`: in which pieces programs read, and in which pieces files and the files of a directory are read.
+//! `Readers`: the sizes of the pieces in which programs read, and in which files and the files of a directory are read.
 //!
-//! Owns: what the mount has seen of reads that it served (`Habit`), and when it looks again at a program whose reads
-//! the kernel serves. Does not own: the use of this knowledge (`kernel_reads`), the counts of one open file
-//! (`inode::open_file`).
+//! Owns: the properties of the reads that the mount served (`Habit`), and the times at which it examines again a
+//! program whose reads the kernel serves. Does not own: the use of this knowledge (`kernel_reads`), the counts of one
+//! open file (`inode::open_file`).
 //!
 //! The size of the pieces is visible only where the mount serves the reads, because the kernel requests as much as it
 //! reads ahead. So from time to time the mount serves one open file of a program whose long streams go through the
 //! kernel (a *look*). A wrong look or guess costs up to `WRONG` times the read, and a right one saves a fifth of the
-//! read. Therefore the first look comes after `FIRST` streams. After each wrong choice of the mount, by a look or by a
-//! guess, the wait for the next look is four times as long. The wait becomes shorter again when as many opens were
-//! guessed right. So the total cost of looks and wrong guesses grows with the logarithm of the number of opens,
-//! whatever the program does (see the tests).
+//! read. Therefore the first look at a program comes only after `FIRST` streams. After each wrong choice of the mount,
+//! by a look or by a guess, the wait for the next look is four times as long. The wait becomes shorter again when as
+//! many opens were guessed right. So the total cost of looks and wrong guesses grows with the logarithm of the number
+//! of opens, whatever the program does (see the tests).
 //!
-//! Invariants: nothing here waits, and each table has a bound. A forgotten habit is an unknown one.
+//! Invariants: nothing here waits, and each table has a bound. An entry that was dropped counts as unknown.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -39,11 +39,11 @@ pub enum Pieces {
     Large,
 }
 
-/// Why the reads of an open file are served by whom they are.
+/// The reason why the kernel or the mount serves the reads of an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Chosen {
-    /// There is no front end with pages, so there was no choice.
+    /// There is no front end that caches pages, so there was no choice.
     #[default]
     NotAsked,
     /// Another rule than the habits of readers decided who serves the reads.
@@ -72,12 +72,12 @@ impl Reads {
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
     }
 
-    /// Whether there were enough reads to draw a conclusion.
+    /// Returns whether there were enough reads to draw a conclusion.
     pub(crate) fn says_something(self, large_bytes: u64) -> bool {
         self.requests >= READS_MIN || self.bytes >= large_bytes
     }
 
-    /// Whether the file was read as a stream whose reads the kernel served.
+    /// Returns whether the file was read as a stream whose reads the kernel served.
     fn is_stream(self, small_bytes: u64, large_bytes: u64) -> bool {
         self.bytes >= large_bytes.saturating_mul(STREAM_PARTS) && self.bytes / self.requests.max(1) >= small_bytes
     }
@@ -95,7 +95,7 @@ pub(crate) struct Habit {
 }
 
 impl Habit {
-    /// Whether one of the reader's next opens has to be observed.
+    /// Returns whether one of the reader's next opens has to be observed.
     pub(crate) fn is_due(&self) -> bool {
         self.known != Some(Pieces::Large) && self.streams >= self.patience()
     }
@@ -109,7 +109,8 @@ impl Habit {
         self.streams = self.streams.saturating_add(1);
     }
 
-    /// Called when the mount begins a look at an open file. It counts as a wrong choice until it proves to be right.
+    /// Called when the mount begins a look at an open file. The look counts as a wrong choice until it proves to be
+    /// right.
     fn looks(&mut self) {
         (self.wrong, self.streams) = ((self.wrong + 1).min(WRONG_MAX), 0);
     }
@@ -142,7 +143,7 @@ impl Habit {
 /// A reader: the file, its directory and the program, each with a habit of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reader {
-    /// The file itself.
+    /// The habit of the file itself.
     pub(crate) file: Ino,
     /// The directory in which the file was found, if that is known.
     pub(crate) directory: Option<Ino>,

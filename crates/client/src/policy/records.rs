@@ -33,8 +33,8 @@ impl Default for Records {
 }
 
 impl Records {
-    /// Notes a write. Returns the records to request, so that `count` are ahead. Records are requested several at a
-    /// time, when half of those ahead are used.
+    /// Notes a write. Returns the records to request, so that `count` records are requested ahead. Records are
+    /// requested several at a time, when half of those ahead are used.
     pub(crate) fn note(&mut self, range: ByteRange, count: u64) -> SmallVec<[ByteRange; 8]> {
         let distance = range.start.wrapping_sub(self.last.start);
         let follows = range.start > self.last.start && range.len() == self.last.len();
@@ -62,12 +62,12 @@ impl Records {
         records.take_while(within).map(|start| ByteRange::at(start, range.len())).collect()
     }
 
-    /// The lock of the last record was requested but is not there, so another mount wants these bytes too.
+    /// The lock of the last record was requested but not granted, so another mount wants these bytes too.
     pub(crate) fn missed(&mut self) {
         (self.matches, self.next) = (0, 0);
     }
 
-    /// Whether the lock of `range` was requested.
+    /// Returns whether the lock of `range` was requested.
     pub(crate) fn is_ahead(&self, range: ByteRange) -> bool {
         range.end <= self.next && range.start > self.last.start
     }

@@ -26,12 +26,13 @@ impl Rotational {
         self.any.store(!targets.is_empty(), Relaxed);
     }
 
-    /// Whether there are any. It is checked first, because the layout of a file is behind a lock.
+    /// Returns whether there are any rotating targets. Callers check this first, because the layout of a file is behind
+    /// a lock.
     pub(crate) fn are_there(&self) -> bool {
         self.any.load(Relaxed)
     }
 
-    /// Whether any target that holds the first `bytes` of a file is in the set.
+    /// Returns whether any target that holds the first `bytes` of a file is in the set.
     pub(crate) fn hold(&self, ino: Ino, layout: &Layout, bytes: u64) -> bool {
         let targets = self.targets.read();
         let stripes = layout.stripes_below(bytes).min(u32::from(layout.pool));

@@ -4,7 +4,7 @@
 //! Does not own: set and default values (`tunables`), the order of the rules (`decision`). Contention, memory and
 //! locality decide as before, and while they do, nothing is tried.
 //!
-//! Sizes are put into classes, each twice as large as the one before. In each class one way is the usual one: direct
+//! Sizes are put into classes, each twice as large as the one before. In each class one way is used by default: direct
 //! from the threshold on, buffered below it. From time to time, for at most one byte in eight, requests are sent the
 //! other way to measure it. The threshold moves when the other way was faster in eight samples, by five percent and by
 //! more than the samples differ among themselves. From then on, requests of this class and of all larger classes go
@@ -101,7 +101,7 @@ impl Samples {
 struct Trial {
     class: usize,
     mode: Mode,
-    /// Throughput of the usual way.
+    /// Throughput of the way that the class usually uses (`usual`).
     usual_per_s: u64,
     begun_ns: u64,
     left_bytes: u64,
@@ -128,7 +128,7 @@ struct Table {
     samples: [[Samples; 2]; CLASSES],
     trial: Option<Trial>,
     cost_ns: u64,
-    /// Bytes that went the usual way since the last trial.
+    /// The bytes that used the class's default way since the last trial.
     usual_bytes: u64,
     /// Class of the last request that went through the cache.
     cached_class: usize,
@@ -190,7 +190,8 @@ impl Table {
     }
 
     fn begin_trial(&mut self, class: usize, usual: Mode) -> bool {
-        // Twice the bytes of a sample, because the first of them land beside requests that went the usual way.
+        // Twice the bytes of a sample, because the first of them arrive at the same time as requests that used the
+        // default way.
         let left_bytes = 2 * self.sample_bytes();
         if self.usual_bytes < TRIAL_PART * left_bytes || self.cost_ns > self.may_cost_ns() {
             return false;
@@ -264,7 +265,7 @@ impl Table {
 /// All that a mount has measured about thresholds.
 #[derive(Debug)]
 pub(crate) struct Thresholds {
-    /// The tables by way, for sole mode and for shared mode.
+    /// The tables of reads and writes, for sole mode and for shared mode.
     tables: [[Mutex<Table>; 2]; 2],
     in_company: AtomicBool,
 }
@@ -293,7 +294,7 @@ pub(crate) struct Asked {
 }
 
 impl Thresholds {
-    /// Whether a request counts as large.
+    /// Returns whether a request counts as large.
     pub(crate) fn is_large(&self, asked: Asked) -> bool {
         let Asked { way, bytes, default_bytes, in_company, is_reused, may_try } = asked;
         let (class, default) = (class(bytes), class(default_bytes));

@@ -3,22 +3,22 @@
 //! Owns: the rates and their comparison. Does not own: when they are used (`decision`: only for files without locality,
 //! from the small threshold on).
 //!
-//! A rate is the number of bytes that arrived in a *stretch* of elapsed time in which all requests went one way. So the
+//! A rate is the number of bytes that arrived in a *stretch* of elapsed time in which all requests used one way. So the
 //! work of the processors is included as well as that of network and disks. For reads and for writes there is one
-//! stretch at a time. It consists of direct requests of one size, of reads that the cache answered, or of write-back.
-//! Reads are measured where they are answered, because read-ahead arrives in bursts, each at the speed of the disk.
-//! Pauses of the applications do not count. Time in which an application waited for its request does count, however
-//! long. With many streams, read-ahead brings a hundred megabytes at once: all streams wait for it, and then read it in
-//! no time.
+//! stretch at a time. A stretch consists of direct requests of one size, of reads that the cache answered, or of
+//! write-back. Reads are measured where they are answered, because read-ahead arrives in bursts, each at the speed of
+//! the disk. Pauses of the applications do not count. Time in which an application waited for its request does count,
+//! however long. With many streams, read-ahead fetches a hundred megabytes at once: all streams wait for them, and then
+//! read them in no time.
 //!
 //! Invariants:
 //!
-//! * A stretch ends without a sample when too many bytes go another way, or when its user says that it shows nothing.
-//!   It shows nothing in three cases: direct writes at the same time as write-back of earlier ones, direct reads at the
-//!   same time as read-ahead from before them, and write-back for which few or no programs wait.
+//! * A stretch ends without a sample when too many bytes use another way, or when its user says that it shows nothing.
+//!   A stretch shows nothing in three cases: direct writes at the same time as write-back of earlier ones, direct reads
+//!   at the same time as read-ahead from before them, and write-back for which few or no programs wait.
 //! * Until both ways have a rate, the rule of the paper is used: direct. If only direct requests were measured,
-//!   requests are tried through the cache. Writes are tried for a bounded number of bytes, because write-back shows
-//!   nothing while no program is held up by it.
+//!   requests are tried through the cache. Writes are tried only for a bounded number of bytes, because write-back
+//!   shows nothing while no program waits for it.
 //! * If a way was not used, its rate is raised by five percent with each second of I/O, so that the way is tried again.
 //!   The closer the two rates were, the sooner this happens. A trial costs a sample: 64 MiB of reads, 32 MiB of writes.
 //!   Time without I/O does not count, or a program that works in bursts would pay for a trial in each burst.
@@ -39,12 +39,12 @@ pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in this many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
 /// If the rate of writes through the cache is not known, this many bytes are sent through it as a trial. The trial is
-/// repeated after `TRIAL_REST` times as many have gone direct. If the cache had a quarter of the speed, that would cost
-/// a tenth of the time.
+/// repeated after `TRIAL_REST` times as many bytes have gone direct. If the cache had a quarter of the speed, that
+/// would cost a tenth of the time.
 const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
 const TRIAL_REST: u64 = 32;
-/// Samples of one way that are averaged. Each is a few dozen milliseconds long, and if others use the disks as well,
-/// two samples differ by a half.
+/// Samples of one way that are averaged. Each sample is a few dozen milliseconds long, and if others use the disks as
+/// well, two samples differ by a half.
 const MEAN_OF: u64 = 8;
 /// Samples older than this, in time with I/O, count together as one sample when the next one is added.
 const OLD_NS: u64 = 5_000_000_000;
@@ -67,7 +67,7 @@ const SHARE_MAX: u64 = 512;
 /// The way that bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// Through the cache.
+    /// Through the cache of the mount.
     Cached,
     /// Direct, in application requests of this many bytes.
     Direct(u64),
@@ -79,7 +79,7 @@ struct Rate {
     per_s: u64,
     /// Number of these samples.
     samples: u64,
-    /// When the last sample was complete, in time with I/O.
+    /// The time at which the last sample was complete, in time with I/O.
     at_ns: u64,
 }
 
@@ -91,7 +91,7 @@ impl Rate {
     }
 }
 
-/// A stretch of time in which bytes went one way.
+/// A stretch of time in which bytes used one way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stretch {
     /// The index of the rate that is measured.
@@ -169,8 +169,8 @@ struct Side {
     meter: Meter,
     /// For each class, whether the cache was better at the last comparison.
     cached_wins: [bool; CLASSES],
-    /// Bytes that were sent through the cache as a trial while its rate was not known; when the last of them were sent;
-    /// and how many went direct since the trial was complete.
+    /// The bytes that were sent through the cache as a trial while its rate was not known; the time when the last of
+    /// them were sent; and the number of direct bytes since the trial was complete.
     tried_bytes: u64,
     tried_ns: u64,
     rested_bytes: u64,
@@ -197,7 +197,7 @@ impl Side {
         }
     }
 
-    /// Whether writes are being tried through the cache.
+    /// Returns whether writes are being tried through the cache.
     fn is_trying(&self, now_ns: u64) -> bool {
         self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
     }
@@ -221,7 +221,7 @@ impl Side {
 pub(crate) struct Throughput {
     sides: [Mutex<Side>; 2],
     ahead: Mutex<Side>,
-    /// From which size on requests go direct.
+    /// The sizes from which on requests go direct.
     pub(crate) thresholds: Thresholds,
 }
 
@@ -299,7 +299,7 @@ impl Throughput {
         self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
     }
 
-    /// Whether large direct reads of this size that follow each other are at least as fast when the next one is
+    /// Returns whether large direct reads of this size that follow each other are at least as fast when the next one is
     /// requested ahead.
     pub(crate) fn ahead_pays(&self, request: u64) -> bool {
         let side = self.ahead.lock();
@@ -311,7 +311,7 @@ impl Throughput {
         }
     }
 
-    /// Whether requests of this size would be faster through the cache, although they gain nothing from hits.
+    /// Returns whether requests of this size would be faster through the cache, although they gain nothing from hits.
     pub(crate) fn cache_is_faster(&self, way: Way, request: u64) -> bool {
         let mut side = self.sides[way as usize].lock();
         let (class, io_ns) = (class(request), side.meter.io_ns);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     /// Goal: a rate counts the bytes that arrived in elapsed time, without pauses. Bytes that go another way end a
-    /// stretch only if there are many. A stretch that shows nothing is not counted. Method: times by hand.
+    /// stretch only if there are many. A stretch that shows nothing is not counted. Method: transfers with given times.
     #[test]
     fn rates_are_by_the_clock() {
         let l = Throughput::default();
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(mixed.shown(), []);
     }
 
-    /// Goal: a stall counts if a caller waited, and a pause of the applications does not. Both may have the same
+    /// Goal: a stall counts if a caller waited, and a pause of the applications does not. Both pauses may have the same
     /// length. Method: bursts of 16 MiB within a millisecond, every 100 ms, waited for and not.
     #[test]
     fn waiting_is_no_pause() {
@@ -437,7 +437,7 @@ mod tests {
     }
 
     /// Goal: requests are direct unless both rates are known and the cache is clearly faster. Sizes are distinguished.
-    /// Method: rates by hand.
+    /// Method: given rates.
     #[test]
     fn the_faster_way_wins() {
         let l = Throughput::default();
@@ -460,7 +460,7 @@ mod tests {
         assert!(direct_alone.cache_is_faster(Way::Write, 1 << 20), "writes too");
     }
 
-    /// Goal: the slower way is tried again, the sooner the closer its rate was. Only time with I/O counts, however long
+    /// Goal: the slower way is tried again, and sooner if its rate was closer. Only time with I/O counts, however long
     /// the mount rested in between. Method: given rates, in stretches of a fifth of a second that follow each other
     /// directly or after an hour.
     #[test]
@@ -551,7 +551,7 @@ mod tests {
     }
 
     /// Goal: the share of reuse that the cache needs is what makes its time equal to that of direct requests, at most a
-    /// half. Method: rates by hand.
+    /// half. Method: given rates.
     #[test]
     fn reuse_makes_up_for_a_slower_way() {
         for (cached, direct, least) in [(1000, 1000, 0), (1000, 900, 0), (750, 1000, 256), (1000, 8000, 512)] {
@@ -566,8 +566,8 @@ mod tests {
     }
 
     /// Goal: reads are requested ahead until that rate is measured, and then not for the length of a sample. After that
-    /// the rates decide. Equal rates mean requesting ahead, the slower way is tried again, and sizes are distinguished.
-    /// Method: reads by hand.
+    /// the better rate decides. Equal rates mean requesting ahead, the slower way is tried again, and sizes are
+    /// distinguished. Method: reads with given times.
     #[test]
     fn asking_ahead_has_to_pay() {
         let large = 4 << 20;

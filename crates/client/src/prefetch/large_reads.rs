@@ -3,16 +3,17 @@
 //! Owns: recognising such a stream of an open file, the bytes of its next reads and how long they count. Does not own:
 //! which reads go direct (`decision`), streams through the cache (`readahead`).
 //!
-//! The next read of each stream, or as many as make `AHEAD_BYTES`, is requested while the previous one is still under
-//! way. So disks, sockets and the program's copy work at the same time. The reader gets the bytes in the buffers in
-//! which they arrived, and they are dropped with them, so the memory is used again while it is still in the processor's
-//! cache. Reads need not end where a request ahead ends: a call that a front end cannot send as a whole arrives in
-//! large pieces and a small one, and requests ahead continue in large pieces. Large reads are requested ahead only as
-//! long as that was measured to pay (`throughput`).
+//! While the previous read of a stream is still under way, the next read is requested, or as many reads as make
+//! `AHEAD_BYTES`. So disks, sockets and the program's copy work at the same time. The reader gets the bytes in the
+//! buffers in which they arrived, and they are dropped with them, so the memory is used again while it is still in the
+//! processor's cache. Reads need not end where a request ahead ends: a call that a front end cannot send as a whole
+//! arrives in large pieces and a small one, and requests ahead continue in large pieces. Large reads are requested
+//! ahead only as long as that was measured to pay (`throughput`).
 //!
-//! Invariants: bytes are kept only in sole mode, and are valid only as long as cached bytes would be. Events that spoil
-//! a fill spoil them too (`Inode::spoil`), and a switch of mode drops them. They are used only for bytes that the cache
-//! does not have. The sum of all of them is bounded like read-ahead, and unused ones are dropped after `KEPT_NS`.
+//! Invariants: bytes are kept only in sole mode, and are valid only as long as cached bytes would be. Events that make
+//! a fill unusable make these bytes unusable too (`Inode::spoil`), and a switch of mode drops them. The bytes are used
+//! only where the cache has none. The sum of all of them is bounded like read-ahead, and unused ones are dropped after
+//! `KEPT_NS`.
 
 use crate::inode::direct_stream::{Ahead, AheadOwner, Data};
 use crate::inode::{Inode, OpenFile};
@@ -30,8 +31,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Weak};
 
-/// A stream is this many bytes ahead, or one read. This is enough to keep a disk busy, and memory that is used again
-/// and again stays in the processor's cache.
+/// A stream is requested this many bytes ahead, or one read. This is enough to keep a disk busy, and memory that is
+/// used again and again stays in the processor's cache.
 const AHEAD_BYTES: u64 = 4 << 20;
 /// Reads below the large threshold are requested ahead only while all requests under way, ahead or not, have fewer
 /// bytes than this. If many streams read at once, they keep the disks busy for each other.
@@ -98,7 +99,7 @@ async fn next(
     let (data, rest) = join(collect(mount, open, taken, asked), direct(mount, &open.file, rest)).await;
     match (data, rest) {
         (Some(mut data), rest) => {
-            // Only the contiguous bytes from the start count.
+            // Only the contiguous bytes from the start of the range count.
             data.append(rest.unwrap_or_default());
             Ok(data)
         }
@@ -106,8 +107,8 @@ async fn next(
     }
 }
 
-/// The bytes of `range` out of the requests ahead. Bytes of the last request beyond the range are kept for the next
-/// read. Returns `None` if some of the bytes are not valid.
+/// Collects the bytes of `range` from the requests ahead. Bytes of the last request beyond the range are kept for the
+/// next read. Returns `None` if some of the bytes are not valid.
 async fn collect(mount: &Arc<Mount>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
     let mut data = Segments::new();
     for mut ahead in taken {
@@ -158,7 +159,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Requests whose ranges follow each other.
+/// Requests ahead whose ranges follow each other.
 type Taken = SmallVec<[Ahead; 2]>;
 
 /// Advances the stream to `range`. Returns the bytes for its beginning that are there or under way, and requests the
@@ -214,7 +215,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
     taken
 }
 
-/// Whether a read may be requested ahead.
+/// Returns whether a read may be requested ahead.
 pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool {
     let streams = &mount.prefetch.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
@@ -255,7 +256,7 @@ impl AheadOwner for Mount {
     }
 }
 
-/// Keeps `bytes`, which are those from `start` on.
+/// Keeps `bytes`, which belong at `start`.
 fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
     assert!(ahead.range.start <= start && start <= ahead.range.end, "{start} is outside {:?}", ahead.range);
     let gone = start - ahead.range.start;
@@ -265,7 +266,7 @@ fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
     ahead.data = Data::Here(bytes);
 }
 
-/// Whether the bytes of `part` are still those that a read would return.
+/// Returns whether the bytes of `part` are still those that a read would return.
 fn counts(ahead: &Ahead, mount: &Mount, part: ByteRange) -> bool {
     let sharing = &mount.coherence.sharing;
     sharing.is_alone() && sharing.rule() == ahead.rule && !sharing.is_lost() && ahead.file.fills.is_true(ahead.id, part)

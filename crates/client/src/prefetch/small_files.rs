@@ -15,18 +15,18 @@
 //!   checked it, and only while nothing can have changed since: in sole mode, this mount has changed neither the name
 //!   nor the inode since the request; in shared mode, the attributes token that came with the answer has not been
 //!   revoked since. Both are also checked for changes while the request is under way (`UnderWay::spoiled`). The bytes
-//!   are in the cache like others: only an open file can read them.
-//! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill. This is done only for a file
-//!   that was not in this mount's table from before the request until the answer, so no write, truncate or lock of this
-//!   mount can lie between (`InodeTable::open_ahead`).
+//!   are in the cache like those of other files: only an open file can read them.
+//! * **Bytes.** The bytes enter the cache under the pinned lock that came with them, as a fill. This is done only for a
+//!   file that was not in this mount's table from before the request until the answer, so no write, truncate or lock of
+//!   this mount can lie between (`InodeTable::open_ahead`).
 //! * **Names.** In sole mode, a look-up is answered from here only for a file with one link, and for the same
-//!   credentials. In shared mode the tokens that came with the answer serve it.
+//!   credentials. In shared mode the tokens that came with the answer permit the look-up.
 //! * **Waiting.** An open or look-up of a file that is being fetched waits for that answer. The server waits for no
 //!   mount before it gives the answer.
 //!
 //! Bounds: `READY_MAX` files opened ahead, an eighth of the cache, and `UNDER_WAY_MAX` requests. Nothing is fetched
 //! while the memory group is short of memory. Files that no program has opened within `KEPT_NS` are closed; their bytes
-//! stay in the cache like others.
+//! stay in the cache.
 
 mod fetch;
 pub(crate) mod kept;
@@ -65,8 +65,8 @@ fn takes_over(flags: OpenFlags) -> bool {
     flags.read && !flags.write && !flags.truncate && !flags.exec
 }
 
-/// Opens without a message a file that was opened ahead for this caller, or whose last open is kept. `None` if there is
-/// no such open.
+/// Opens without a message a file that was opened ahead for this caller, or whose last open is kept. Returns `None` if
+/// there is no such open.
 pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 || !takes_over(flags) {
         return None;
@@ -95,7 +95,7 @@ fn take_ahead(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Opti
     Some(Arc::new(mount.open_file(ready, flags, ctx, true)))
 }
 
-/// Whether a prefetched open is still what an open would return.
+/// Returns whether a prefetched open is still what an open would return.
 fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
     let rule = mount.coherence.sharing.rule();
     let Some(file) = ready.opened.file() else { return false };
@@ -104,7 +104,7 @@ fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
     ready.rule == rule && *ready.cred == *cred && in_time && certain
 }
 
-/// As `take`, for a file whose prefetch may still be under way.
+/// Works as `take`, for a file whose prefetch may still be under way.
 pub(crate) async fn arrived(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0
         || !takes_over(flags)
@@ -135,7 +135,7 @@ pub(crate) fn find(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &[u8]) -> Op
     Some(attr)
 }
 
-/// Waits until a name is no longer being fetched. Returns whether it was.
+/// Waits until a name is no longer being fetched. Returns whether the name was being fetched.
 pub(crate) async fn name_arrived(mount: &Arc<Mount>, dir: Ino, name: &Name) -> bool {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0
         || !mount.prefetch.small_files.state.lock().is_name_asked(dir, name)
@@ -151,7 +151,7 @@ pub(crate) async fn name_arrived(mount: &Arc<Mount>, dir: Ino, name: &Name) -> b
     true
 }
 
-/// Called when a file is opened for reading. It may be one of many that a program opens in order.
+/// Called when a file is opened for reading. The file may be one of many that a program opens in order.
 pub(crate) fn opened(mount: &Arc<Mount>, cred: &Cred, ino: Ino) {
     if !is_on(mount) {
         return;

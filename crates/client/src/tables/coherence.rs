@@ -1,4 +1,4 @@
-//! The state that servers have granted to this mount, and what it caches under that.
+//! The rights that servers have granted to this mount, and the values that it caches under them.
 //!
 //! Owns: the tables of coherence. Does not own: messages (`coherence`, `locks`).
 

@@ -26,12 +26,12 @@ pub(crate) struct Prefetch {
     pub(crate) joint: JointStreams,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
-    /// Where files have data and holes, for programs that request both in turn.
+    /// The ranges of files that have data, and their holes, for programs that request both in turn.
     pub(crate) seek_maps: Maps,
 }
 
 impl Prefetch {
-    /// Whether so little is being read ahead that the rate of direct reads can be measured.
+    /// Returns whether so little is being read ahead that the rate of direct reads can be measured.
     pub(crate) fn fills_are_calm(&self) -> bool {
         let fills = self.fill_bytes.load(SeqCst).saturating_sub(self.direct_streams.bytes.load(SeqCst));
         fills <= CALM_FLIGHT_BYTES

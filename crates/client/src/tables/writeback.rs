@@ -1,4 +1,4 @@
-//! State of write-back: which bytes are dirty or under way to the targets, and what happened to them.
+//! State of write-back: which bytes are dirty or under way to the targets, and the results of sending them.
 //!
 //! Owns: the tables of write-back, and how much is under way. Does not own: sending (`writeback`), the dirty ranges
 //! themselves (`cache`).
@@ -23,7 +23,7 @@ use spreading::Spreading;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// Most runs under way, for all files, in requests of their own or in batches.
+/// Most runs under way, for all files, in separate requests or in batches.
 pub(crate) const FLIGHT_PARTS_MAX: usize = 4096;
 
 /// State of write-back.
@@ -33,9 +33,9 @@ pub(crate) struct WriteBack {
     /// Small files that wait for others to share a request with.
     pub(crate) small_files: SmallFiles,
     pub(crate) closes: Closes,
-    /// Bytes under way.
+    /// Bytes that are under way.
     pub(crate) flight_bytes: AtomicU64,
-    /// Runs under way.
+    /// Runs that are under way.
     pub(crate) flight_parts: AtomicUsize,
     /// Memory of direct writes that have returned and are still under way.
     pub(crate) piped_bytes: AtomicU64,

@@ -1,7 +1,7 @@
 //! How long calls of programs took, by kind of call and by how they were served.
 //!
-//! Owns: the kinds, the buckets, counting in shards. Does not own: the clock, which whoever serves a call reads anyway;
-//! which calls are counted, which the front end decides.
+//! Owns: the kinds, the buckets, and counting in shards. Does not own: the clock, which the thread that serves a call
+//! reads anyway; which calls are counted, which the front end decides.
 //!
 //! A call costs two relaxed additions on lines that the thread's shard owns. Buckets end at powers of two of
 //! microseconds, from 1 us to 16.8 s; what took longer is in the count and in no bucket.
@@ -41,7 +41,7 @@ kinds! {
 pub enum Served {
     /// The thread that read the call answered it without a wait.
     AtOnce,
-    /// Something was waited for: a server, a lock, bytes on their way.
+    /// The call waited for something: a server, a lock, or bytes under way.
     Waited,
 }
 
@@ -104,7 +104,7 @@ impl CallTimes {
         }
     }
 
-    /// As JSON: what was called at all, `KIND.WAY`, and of its buckets those that are not empty, by their bounds in
+    /// As JSON: for each kind and way of calls that occurred, `KIND.WAY` with its non-empty buckets, by their bounds in
     /// microseconds.
     pub(crate) fn json(&self) -> String {
         let mut out = String::from("{");
@@ -137,8 +137,8 @@ impl CallTimes {
 mod tests {
     use super::*;
 
-    /// Goal: a time is in the bucket whose bound it does not exceed, and what is too long in none. Method: times at the
-    /// bounds.
+    /// Goal: a time is in the bucket whose bound it does not exceed; a time that is too long is in no bucket. Method:
+    /// times at the bounds.
     #[test]
     fn buckets_end_at_powers_of_two() {
         for (ns, at) in [(0, 0), (1, 0), (1000, 0), (1001, 1), (2000, 1), (2001, 2), (4000, 2), (1_000_000, 10)] {
@@ -148,7 +148,8 @@ mod tests {
         assert_eq!((bucket(last), bucket(last + 1), bucket(u64::MAX)), (BOUNDS - 1, BOUNDS, BOUNDS));
     }
 
-    /// Goal: what is shown is what was counted, from all threads, and a reset removes it. Method: calls of two threads.
+    /// Goal: the output shows exactly the calls that were counted, from all threads, and a reset removes them. Method:
+    /// calls of two threads.
     #[test]
     fn shown_is_what_was_counted() {
         let times = CallTimes::new();

@@ -1,11 +1,12 @@
-//! Notes about a call that is being recorded: why the hybrid decision chose its way, and what it waited for.
+//! Notes about a call that is being recorded: the reason why the hybrid decision chose its way, and the events for
+//! which it waited.
 //!
 //! Owns: these notes, and how they follow a call from the thread that serves it to the task that finishes it. Does not
-//! own: the recording (`record`), where something is decided or waited for; those places note it here.
+//! own: the recording (`record`), and the places that decide or wait and write these notes.
 //!
 //! The notes of the call that runs on a thread belong to that thread. An operation that continues on another thread
-//! takes them along (`Noted`). If nothing is recorded there are no notes, which costs one look at a variable of the
-//! thread.
+//! takes them along (`Noted`). If nothing is recorded there are no notes, which costs one read of a thread-local
+//! variable.
 
 use crate::policy::decision::Reason;
 use amphi_trace::Course;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
-/// What a call waits for.
+/// The event for which a call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// A lock of the cluster.
@@ -48,7 +49,7 @@ impl CallNotes {
         Course { reason, lock_ns, fill_ns, server_ns }
     }
 
-    /// Whether nothing was noted.
+    /// Returns whether nothing was noted.
     pub fn is_empty(&self) -> bool {
         self.reason.load(Relaxed) == 0
             && [&self.lock_ns, &self.fill_ns, &self.server_ns].into_iter().all(|ns| ns.load(Relaxed) == 0)

@@ -8,7 +8,7 @@
 //!
 //! Bound: `JOBS_MAX` jobs. If there are more, the job is dropped whose files are all closed and were opened or closed
 //! longest ago. If there is no such job, the new job is counted together with requests that have no job (`NO_JOB`).
-//! Both cases are counted.
+//! Both cases have counters.
 
 use crate::telemetry::stats::{ByReason, Count, Stats, row_json};
 use parking_lot::Mutex;
@@ -82,7 +82,7 @@ impl Job {
     }
 }
 
-/// Whether no file of the job is open: each open file has a reference to it, and so does the table.
+/// Returns whether no file of the job is open: each open file has a reference to it, and so does the table.
 fn is_idle(job: &Arc<Job>) -> bool {
     Arc::strong_count(job) == 1
 }
@@ -94,7 +94,7 @@ pub(crate) struct Jobs {
     /// Always with that of what has no job.
     table: Mutex<Table>,
     turns: AtomicU64,
-    /// The job of opens that name none.
+    /// The job for opens that name no job.
     pub(crate) own: Option<JobName>,
     /// Variables of a process that name its job.
     pub(crate) variables: Vec<String>,
@@ -125,7 +125,7 @@ impl Jobs {
         job.used.store(self.turns.fetch_add(1, Relaxed), Relaxed);
     }
 
-    /// Whether the job is in the table or can be.
+    /// Returns whether the job is in the table or can be.
     fn has_room(&self, table: &mut Table, stats: &Stats, name: &JobName) -> bool {
         if table.contains_key(&name.0) || table.len() <= JOBS_MAX {
             return true;
@@ -144,8 +144,8 @@ impl Jobs {
         table.values().for_each(|job| job.reset());
     }
 
-    /// The jobs after `after` as JSON, in the order of their names, as many as fit. `more` says whether there are
-    /// others. The counts of open files must have been added before.
+    /// The jobs after `after` as JSON, in the order of their names, as many as fit. `more` says whether further jobs
+    /// follow. The counts of open files must have been added before.
     pub(crate) fn json(&self, after: Option<&str>) -> String {
         let table = self.table.lock();
         let from = after.map_or(Unbounded, Excluded);

@@ -1,7 +1,7 @@
 //! Recordings: the calls of one job, kept until the recording program fetches them.
 //!
 //! Owns: the recordings and the rights to them, the rings of calls, and the blocks that are made of them
-//! (`amphi_trace`). Does not own: which calls belong to a recording and what they were (front ends), and the file,
+//! (`amphi_trace`). Does not own: which calls belong to a recording and their properties (front ends), and the file,
 //! which the recording program writes.
 //!
 //! Invariants:
@@ -31,7 +31,7 @@ pub const RECORD_VARIABLE: &str = "AMPHI_RECORD";
 const RECORDINGS_MAX: usize = 8;
 /// Rings of a recording, which threads share by their number.
 const RINGS: usize = 8;
-/// Records that a ring holds: 4 MiB or so.
+/// Number of records in a ring: 4 MiB or so.
 const RING_CALLS: usize = 32_768;
 /// A recording ends if nobody requests its blocks for this long, ns.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -90,7 +90,7 @@ impl Recording {
         self.wanted.id
     }
 
-    /// Whether calls of this user are recorded.
+    /// Returns whether calls of this user are recorded.
     pub fn takes(&self, uid: u32) -> bool {
         self.wanted.uid.is_none_or(|own| own == uid) && !self.ended.load(Relaxed)
     }
@@ -122,8 +122,8 @@ impl Recording {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Block `number`, from 1 on; empty if there is nothing yet. A request for the next block says that this one has
-    /// arrived.
+    /// Block `number`, counted from 1; empty if the block does not exist yet. A request for the next block says that
+    /// this one has arrived.
     ///
     /// Errors: `Inval` for a number that is neither that of the last block nor the next one.
     pub fn block(&self, number: u64, now_ns: u64) -> Result<Vec<u8>> {
@@ -181,7 +181,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Whether anything is recorded.
+    /// Returns whether anything is recorded.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.count.load(Relaxed) > 0
@@ -208,7 +208,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Nothing is added to a recording any more. What it has can still be had.
+    /// Nothing is added to a recording any more. The calls that it contains can still be fetched.
     pub fn end(&self, id: u64) {
         if let Some(recording) = self.find(id) {
             recording.ended.store(true, Relaxed);
@@ -275,9 +275,9 @@ mod tests {
         }
     }
 
-    /// Goal: a recording whose rings are full counts the lost calls and never waits. Its calls are returned completely,
-    /// and again when they are requested again. Method: more calls than the rings can contain, and a ring that is in
-    /// use.
+    /// Goal: a recording whose rings are full counts the lost calls and never waits. The recorded calls are returned
+    /// completely, and again when they are requested again. Method: more calls than the rings can contain, and a ring
+    /// that is in use.
     #[test]
     fn full_rings_count() {
         let recorder = Recorder::default();
@@ -301,8 +301,8 @@ mod tests {
         assert_eq!(taken(&recording, &mut number).len(), 1, "another ring took it");
     }
 
-    /// Goal: recordings are bounded, belong to their owners, and end when nobody asks. Method: too many recordings,
-    /// requests by other users, and time that passes.
+    /// Goal: recordings are bounded, belong to their owners, and end when nobody fetches them. Method: too many
+    /// recordings, requests by other users, and time that passes.
     #[test]
     fn recordings_have_owners_and_ends() {
         let recorder = Recorder::default();

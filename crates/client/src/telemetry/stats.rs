@@ -27,10 +27,10 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Where the copy of a request's bytes between its caller and the cache is counted.
+/// How the copy of a request's bytes between its caller and the cache is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copied {
-    /// The copy is counted with the request: all of its bytes were copied, once.
+    /// The copy is counted together with the request: all of its bytes were copied once.
     Along,
     /// The copy, if there is one, is counted where it is made.
     Apart,
@@ -381,8 +381,8 @@ impl Stats {
 mod tests {
     use super::*;
 
-    /// Goal: both forms of output show what was counted, and a reset sets it to zero. Method: a few samples, then the
-    /// text and JSON.
+    /// Goal: both forms of output show the values that were counted, and a reset sets them to zero. Method: a few
+    /// samples, then the text and JSON.
     #[test]
     fn prints_follow_the_counts() {
         let s = Stats::new(5);

@@ -15,7 +15,7 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect()
 }
 
-/// Writes `items` with commas between them.
+/// Writes `items`, separated by commas.
 fn list<T>(out: &mut String, items: impl IntoIterator<Item = T>, mut one: impl FnMut(&mut String, T)) {
     out.push('[');
     for (i, item) in items.into_iter().enumerate() {
@@ -36,7 +36,7 @@ fn last_heard(answers: &[Option<Reply>], id: u64) -> Option<&ServerStatus> {
 }
 
 /// One line of JSON. `answers` are the servers' answers to `Request::Status`, in the order of the map. A server that is
-/// down gives none. Sessions are the master's, with what they hold on all servers.
+/// down has no answer there. Sessions are those of the master, with their locks and opens on all servers.
 pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
     let (mut targets, mut uptimes) = (Vec::new(), Vec::new());
     let mut sessions: BTreeMap<SessionId, SessionStatus> = BTreeMap::new();
@@ -55,7 +55,7 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
             match sessions.get_mut(&s.session) {
                 Some(known) => {
                     (known.opens, known.locks) = (known.opens + s.opens, known.locks + s.locks);
-                    // Of several connections the one with the least protection is shown.
+                    // If a session has several connections, the lowest protection is shown.
                     known.secure = known.secure.into_iter().chain(s.secure).min();
                     known.memory |= s.memory;
                 }

@@ -75,7 +75,7 @@ impl Tunables {
         self.get(knob) != 0
     }
 
-    /// Whether a user has set the tunable, even to the default.
+    /// Returns whether a user has set the tunable, even to the default.
     pub(crate) fn is_set(&self, knob: Tunable) -> bool {
         self.0.is_set(knob as usize)
     }

@@ -1,5 +1,5 @@
-//! Small files that are written back together: what is sent when, the result for each file, and that all other files
-//! are unaffected.
+//! Small files that are written back together: the bytes and the time of each message, the result for each file, and
+//! the fact that all other files are unaffected.
 
 use super::world::World;
 use crate::OpenFile;
@@ -66,8 +66,8 @@ fn a_full_batch_leaves_at_once() {
     w.check_clean();
 }
 
-/// Goal: files that are old leave in one batch, with those that wait for company, and those of other targets in
-/// another. Method: time passes between files; two directories on different targets.
+/// Goal: old files are sent in one batch, together with files that wait for others; those of other targets are sent in
+/// another batch. Method: time passes between files; two directories on different targets.
 #[test]
 fn old_files_take_others_along() {
     let mut w = World::new(12, &[]);
@@ -100,8 +100,8 @@ fn old_files_take_others_along() {
 }
 
 /// Goal: `fsync` and a lock that is called back send their file alone, at once. Method: there are several dirty files.
-/// One of them is synced, and the lock of another is called back. Each is one request of its own, and the others stay
-/// in the cache.
+/// One of them is synced, and the lock of another is called back. Each of them is a separate request, and the other
+/// files stay in the cache.
 #[test]
 fn who_waits_for_one_file_sends_that_file() {
     let mut w = World::new(13, &[]);
@@ -123,8 +123,8 @@ fn who_waits_for_one_file_sends_that_file() {
     w.check_clean();
 }
 
-/// Goal: a failure is told to the file that it concerns and to no other (Promise S16). Method: one part of a batch is
-/// refused, and the result of each file is checked.
+/// Goal: a failure is reported on the file that it concerns and on no other (Promise S16). Method: one part of a batch
+/// is refused, and the result of each file is checked.
 #[test]
 fn a_refused_part_is_its_files_alone() {
     let mut w = World::new(14, &[]);
@@ -195,8 +195,8 @@ fn runs_of_one_file() {
 }
 
 /// Goal: whatever programs do with many small files, reads return the written bytes, and at the end they are on the
-/// server. Method: random creates, writes, truncates, renames, unlinks, syncs and pauses, with callbacks of locks and
-/// parts that have to be sent alone. The result is compared with a map of vectors.
+/// server. Method: random creates, writes, truncates, renames, unlinks, syncs and pauses; locks are called back, and
+/// some parts have to be sent separately. The result is compared with a map of vectors.
 #[test]
 fn many_small_files_match_a_model() {
     let mut batches = 0;
@@ -283,7 +283,7 @@ fn many_small_files_match_a_model() {
 }
 
 /// Goal: while a truncate is under way, no bytes of its file from beyond the new end enter a batch, and the batch of
-/// the others is sent. Method: freeze by hand.
+/// the others is sent. Method: the test freezes the file itself.
 #[test]
 fn frozen_files_stay_out() {
     let mut w = World::new(17, &[]);
@@ -303,9 +303,9 @@ fn frozen_files_stay_out() {
 }
 
 /// Goal: scattered small runs of a large file are sent together, by object, and each byte arrives. Runs that are long,
-/// or share a block with the run before, or that the server refuses in a batch, are sent alone. A refusal is reported.
-/// Method: random runs over many stripes, more than may be under way, are compared with a copy. They are written back
-/// by `fsync` and, when they are old, in the background. The requests are counted.
+/// that share a block with the previous run, or that the server refuses in a batch, are sent separately. A refusal is
+/// reported. Method: random runs over many stripes, more than may be under way, are compared with a copy. They are
+/// written back by `fsync` and, when they are old, in the background. The requests are counted.
 #[test]
 fn scattered_runs_leave_together() {
     const END: usize = 60 << 20;
@@ -349,7 +349,7 @@ fn scattered_runs_leave_together() {
         let op = w.client.fsync(&root, &file, false);
         assert_eq!(w.run(op), Ok(()), "round {round}");
         let (batches, singles) = (sent(&w, "WriteBatch") - batches, sent(&w, "Write") - singles);
-        // Some are cut by the end of a stripe, or touch what is dirty from the round before.
+        // Some runs are cut by the end of a stripe, or touch bytes that are dirty from the previous round.
         let few = singles <= alone + runs / 50;
         assert!(batches * 20 < runs && few, "{runs} runs: {batches} batches, {singles} alone, of {alone}");
         (runs, alone) = (0, 0);

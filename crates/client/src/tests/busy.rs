@@ -12,7 +12,7 @@ use std::sync::Arc;
 const WRITERS: u64 = 6;
 const START: u64 = 64 << 10;
 
-/// Writes past the cache, below the end of the file, until told to stop.
+/// Writes past the cache, below the end of the file, until `stop` is set.
 async fn overwrite(client: &Client, file: &Arc<OpenFile>, at: u64, stop: &Cell<bool>) {
     while !stop.get() {
         let bytes = Buf::zeroed(4096);

@@ -26,7 +26,7 @@ pub(super) fn in_cluster(seed: u64, servers: usize, story: impl AsyncFnOnce(&Clu
     in_cluster_of(seed, SimConfig::default(), servers, story);
 }
 
-/// As `in_cluster`, with another network or disks.
+/// Works as `in_cluster`, with another network or disks.
 pub(super) fn in_cluster_of(seed: u64, config: SimConfig, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
     let sim = Sim::new(seed, config);
     let env = sim.node("controller");
@@ -159,7 +159,7 @@ pub(super) fn calls(client: &Client) -> u64 {
 
 /// Goal: Promise S1 with several mounts and several servers: a change on one mount is seen at once on the other,
 /// whichever server executes it. Method: one mount writes files on each server and renames them across servers. The
-/// other mount caches the files and looks at them.
+/// other mount caches the files and reads them.
 #[test]
 fn two_mounts_of_three_servers_agree() {
     for seed in 0..4 {
@@ -271,7 +271,7 @@ fn a_mount_evicted_by_one_server_is_over() {
     });
 }
 
-/// Goal: a lock goes back also if its file was made on a smaller cluster and is not known to the mount any more.
+/// Goal: a lock is returned even if its file was made on a smaller cluster and is not in the mount's tables any more.
 /// Method: the lock of an empty file is kept, the cluster grows, and the other mount writes the file.
 #[test]
 fn locks_of_a_smaller_cluster_go_back() {
@@ -297,8 +297,8 @@ fn locks_of_a_smaller_cluster_go_back() {
 }
 
 /// Goal: a mount in sole mode that has lost the master and still reaches another server does not act as the only one
-/// there, because others may have been admitted. When the master is back and no other was admitted, it is in sole mode
-/// again. Method: its connection to the master is cut, once while another mount arrives and once without.
+/// there, because others may have been admitted. When the master is back and no other mount was admitted, the mount is
+/// in sole mode again. Method: its connection to the master is cut, once while another mount arrives and once without.
 #[test]
 fn a_lone_mount_without_the_master_is_cautious() {
     in_cluster(15, 2, async |c| {
@@ -340,8 +340,9 @@ fn a_lone_mount_without_the_master_is_cautious() {
 }
 
 /// Goal: a request for the size of a file during another mount's truncate returns the old end or the new one, and not
-/// the end of an earlier write of that mount. Method: one mount has written up to the old end. Another one writes over
-/// the middle of the file and truncates before that. A third one, which holds no lock, reads the size all the time.
+/// the end of an earlier write of that mount. Method: one mount has written up to the old end. Another caller writes
+/// over the middle of the file and truncates before that. A third one, which holds no lock, reads the size all the
+/// time.
 #[test]
 fn a_stat_during_a_truncate() {
     for seed in 0..4 {

@@ -390,7 +390,7 @@ fn a_lock_returned_while_it_is_presented_is_returned_again() {
 }
 
 /// Goal: the lock granted in the answer to a create is returned if it was called back before that answer arrived, and a
-/// later lock is not mistaken for it. Method: the callback first, then the lock, with and without a create under way.
+/// later lock is not mistaken for it. Method: the callback comes before the lock, with and without a create under way.
 #[test]
 fn a_lock_of_a_new_file_is_asked_back_early() {
     for under_way in [true, false] {

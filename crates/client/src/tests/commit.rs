@@ -41,8 +41,8 @@ fn put(model: &mut Vec<u8>, at: u64, len: u64, byte: u8) {
 
 /// Goal: Promise S1 under commit consistency: the writing mount sees the bytes and the size of its own writes at once,
 /// even before its server knows them. Other mounts see them once `close` or `fsync` has returned. After a truncate no
-/// earlier bytes reappear. Method: one of two mounts makes writes of all lengths, over each other and with holes
-/// between them. Both are checked after each write.
+/// earlier bytes reappear. Method: one of two mounts makes writes of all lengths, which overlap or leave holes between
+/// them. Both are checked after each write.
 #[test]
 fn the_writer_sees_its_writes() {
     for seed in 0..24 {
@@ -105,7 +105,7 @@ fn writers_take_no_locks() {
             let flags = OpenFlags { direct, ..OpenFlags::READ_WRITE };
             let sides = [(&a, open(&a, "f", flags).await), (&b, open(&b, "f", flags).await)];
             sides.iter().for_each(|(_, file)| file.set_io_mode(IoMode::Direct));
-            // The targets have to have told of their room.
+            // The targets must have reported their room before.
             for (client, file) in &sides {
                 write(client, file, 0, LEN, b'x').await;
                 client.fsync(&root(), file, false).await.unwrap();

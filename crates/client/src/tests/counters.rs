@@ -35,7 +35,7 @@ fn open_for(w: &mut World, ino: Ino, job: Option<&str>) -> Arc<OpenFile> {
     w.run(op).expect("open")
 }
 
-/// How often something happened to a file, by its own counters.
+/// Returns how often something happened to a file, by its own counters.
 fn of_file(file: &Arc<OpenFile>, what: &str) -> u64 {
     let text = file.counters();
     let line = text.lines().find_map(|l| l.strip_prefix(what)?.strip_prefix(' '));
@@ -291,7 +291,8 @@ fn copies_are_counted() {
     let op = w.client.read(&ctx, &file, 0, 20, hints);
     assert_eq!(w.run(op).expect("read").len(), 20);
     assert_eq!(copied(&w), [130, 70, 0, 0]);
-    // A whole unit keeps its memory and is lent; the copy for write-back is made of both units, since they are few.
+    // A whole unit keeps its memory and is passed without a copy; the copy for write-back contains both units, since
+    // they are few.
     let mut unit = Buf::scratch(UNIT_BYTES);
     unit.fill(1);
     assert_eq!(w.client.try_write_buf(&ctx, &file, KIB64, &mut unit, hints), Some(UNIT_BYTES));

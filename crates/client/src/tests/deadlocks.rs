@@ -1,5 +1,5 @@
 //! Deadlocks known from other file systems of this kind, as tests with real mounts and a real server. Each test has to
-//! end, without an eviction. Callbacks have 30 s; every story is over long before.
+//! end, without an eviction. Callbacks have 30 s; every story ends long before that.
 
 use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// More than a mount may have under way in all lanes together.
+/// More requests than a mount may have under way in all lanes together.
 const CROWD: usize = 1500;
 /// Far below the time after which a client is evicted that does not answer.
 const SOON: Duration = Duration::from_secs(20);
@@ -145,7 +145,7 @@ fn callbacks_need_nothing_that_readers_hold() {
 
 /// Goal: flushes and cancels always get through (LU-13131). Method: one mount has hundreds of dirty files, more than it
 /// may write back at a time. Another mount reads and truncates all of them at once, while the first one fills its slots
-/// with requests of its own.
+/// with its own requests.
 #[test]
 fn flushes_and_cancels_always_get_through() {
     const FILES: usize = 150;

@@ -162,7 +162,7 @@ fn contention_is_told_by_replies_of_every_kind() {
 }
 
 /// Goal: memory matters only in the window: a cache full of dirty bytes, the mount's group, and the caller's group,
-/// each with its switch. The bytes of all requests are right. Method: each made short in turn.
+/// each with its switch. The bytes of all requests are right. Method: each kind of memory is made short in turn.
 #[test]
 fn memory_that_is_short() {
     let mut w = World::new(1, &[("cache.max_bytes", "4M")]);
@@ -337,8 +337,8 @@ fn reuse_that_comes_back_is_noticed() {
     w.check_clean();
 }
 
-/// Goal: files whose bytes are used again stay in the cache, however many of their bytes are evicted. They are read
-/// twice, or written and then read. The switch turns the rule off. Method: streams over six times the cache.
+/// Goal: files whose bytes are used again stay in the cache, however many of their bytes are evicted. These files are
+/// read twice, or written and then read. The switch turns the rule off. Method: streams over six times the cache.
 #[test]
 fn working_sets_keep_their_cache() {
     let mut w = World::new(1, &QUICK);
@@ -506,7 +506,7 @@ fn direct_pieces_are_sent_at_once() {
     let mut w = World::new(1, &[("writeback.pipeline_bytes", "0")]);
     let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
     let file = open(&mut w, ino);
-    // The owner is told once that the file has bytes elsewhere.
+    // The owner is informed once that the file has bytes on other targets.
     write(&mut w, &file, 1, 0, 4 << 20, false);
     w.settle();
     let idle = w.waiting_calls();
@@ -526,7 +526,7 @@ fn direct_pieces_are_sent_at_once() {
     w.check_clean();
 }
 
-/// Reads are carried so by this way.
+/// Makes the mount measure `mib_s` for reads that go this way.
 fn tell(w: &World, course: Course, mib_s: u64) {
     for _ in 0..200 {
         wait_ms(w, 1);
@@ -561,8 +561,8 @@ fn reuse_has_to_pay() {
 }
 
 /// Goal: without locality the way with the higher measured throughput is used, and reported as such. Each rule has its
-/// switch. A new file begins with the mount's average over all files, unless that is switched off. Method: rates that
-/// the test sets after a stream.
+/// own switch. A new file begins with the mount's average over all files, unless that is switched off. Method: rates
+/// that the test sets after a stream.
 #[test]
 fn what_was_measured_decides_without_locality() {
     let mut w = World::new(1, &QUICK);

@@ -38,7 +38,7 @@ fn kept(w: &World) -> u64 {
 }
 
 /// Goal: all but the first two reads of a stream are requested ahead, and each byte is fetched once, up to the end of
-/// the file and not beyond. For reads all over the file nothing is requested ahead. Method: the reads and the requests
+/// the file and not beyond. For reads at random places nothing is requested ahead. Method: the reads and the requests
 /// to the server are counted.
 #[test]
 fn streams_are_asked_for_ahead() {
@@ -63,8 +63,8 @@ fn streams_are_asked_for_ahead() {
 
 /// Goal: a stream of calls that arrive in large pieces and a small one is requested ahead like one of large pieces. No
 /// byte is fetched twice, except the small pieces that end behind the requested range. Method: calls of two large
-/// pieces and 8 bytes, one after the other. The test compares bytes, requests to the server, and the stream's share of
-/// the bytes requested ahead.
+/// pieces and one of 8 bytes, one after the other. The test compares bytes, requests to the server, and the stream's
+/// share of the bytes requested ahead.
 #[test]
 fn pieces_of_unequal_length_are_one_stream() {
     let (mut w, _, file, bytes) = world(1);
@@ -114,7 +114,7 @@ fn changes_end_them() {
             w.steps(steps);
             let (root, at) = (Ctx::root(), next as usize);
             match change {
-                // Through the cache, written back and forgotten there.
+                // The bytes are written through the cache, written back and dropped from it.
                 0 => {
                     let op = w.client.write(&root, &file, next, Buf::zeroed(PART as usize), Hints::default());
                     w.run(op).expect("write");
@@ -144,7 +144,7 @@ fn changes_end_them() {
                     }
                     model[at + 10..].fill(0);
                 }
-                // In the cache and not written back.
+                // The bytes are in the cache and not written back.
                 4 => {
                     let op = w.client.write(&root, &file, next, Buf::zeroed(PART as usize), Hints::default());
                     w.run(op).expect("write");

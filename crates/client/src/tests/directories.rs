@@ -1,10 +1,10 @@
 //! Attributes of directories that come with the answers to changes of names.
 
-use super::cluster::{Cluster, calls, create, dir_on, in_cluster, root};
+use super::cluster::{Cluster, calls, create, dir_on, in_cluster, root, write};
 use crate::Client;
 use crate::api::OpenFlags;
 use crate::telemetry::stats::Count;
-use amphi_types::{Attr, Ino, SetAttr};
+use amphi_types::{Attr, Errno, Ino, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use futures_util::future::join_all;
 use futures_util::join;
@@ -13,7 +13,7 @@ async fn stat(client: &Client, dir: Ino) -> Attr {
     client.getattr(&root(), dir).await.expect("stat")
 }
 
-/// The state on the server. The look-up is not answered from the cache alone.
+/// The state on the server. The look-up is sent to the server and not answered from the cache.
 async fn truth(client: &Client, name: &str) -> Attr {
     client.lookup(&root(), Ino::ROOT, name.as_bytes()).await.expect("it is there")
 }
@@ -33,6 +33,86 @@ async fn cost(client: &Client, dir: Ino) -> u64 {
     let cost = calls(client) - before;
     assert_eq!(shown, truth(client, "d").await);
     cost
+}
+
+/// Goal: in shared mode, a file that this mount has just made is known: its attributes, and those of its directory,
+/// cost no message until another mount changes them. The same holds for the look-up of a name that does not exist in a
+/// directory whose names this mount has made. Method: two mounts; the kernel's questions around a create are repeated,
+/// counting messages, and then the other mount changes what is known.
+#[test]
+fn what_was_just_made_is_known() {
+    in_cluster(61, 1, async |c: &Cluster| {
+        let ([a, b], ctx) = (c.two().await, root());
+        let dir = mkdir(&a, Ino::ROOT, "d").await;
+        for n in 0..20u16 {
+            let name = format!("n{n}");
+            let before = calls(&a);
+            assert!(a.lookup(&ctx, dir, name.as_bytes()).await.is_err());
+            let file = create(&a, dir, &name).await;
+            let (made, above) = (stat(&a, file.ino()).await, stat(&a, dir).await);
+            assert_eq!(calls(&a) - before, if n == 0 { 2 } else { 1 }, "{name}: the create, and the first look-up");
+            assert_eq!((made.size, made.perm), (0, 0o644));
+            assert_eq!((stat(&b, file.ino()).await, stat(&b, dir).await), (made, above), "{name}");
+            let set = SetAttr { perm: Some(0o600 + (n & 7)), ..SetAttr::default() };
+            b.setattr(&ctx, file.ino(), set, None).await.expect("chmod");
+            assert_eq!(stat(&a, file.ino()).await.perm, 0o600 + (n & 7), "{name}: the other mount has changed it");
+            write(&a, &file, 0, &[1; 100]).await;
+            assert_eq!(stat(&a, file.ino()).await.size, 100);
+            assert_eq!(stat(&b, file.ino()).await.size, 100);
+            drop(file);
+            c.sleep(3).await;
+        }
+    });
+}
+
+/// The number of messages of a look-up of a name that does not exist.
+async fn cost_of_absence(client: &Client, dir: Ino, name: &str) -> u64 {
+    let before = calls(client);
+    assert_eq!(client.lookup(&root(), dir, name.as_bytes()).await.map(drop), Err(Errno::NoEnt), "{name}");
+    calls(client) - before
+}
+
+/// Goal: what a mount knows of the names in a directory ends before another mount makes a name there, in every way in
+/// which names are made, and when the directory gets shards; it begins again when the directory was empty. Promise S5.
+/// Method: one mount makes the only name of a directory, another one changes it.
+#[test]
+fn names_of_another_mount_are_found() {
+    in_cluster(62, 1, async |c: &Cluster| {
+        let ([a, b], ctx) = (c.two().await, root());
+        let elsewhere = create(&b, Ino::ROOT, "elsewhere").await;
+        for way in ["make", "mkdir", "link", "rename"] {
+            let dir = mkdir(&a, Ino::ROOT, way).await;
+            drop(create(&a, dir, "own").await);
+            drop(create(&a, dir, "other").await);
+            assert_eq!([cost_of_absence(&a, dir, "x").await, cost_of_absence(&a, dir, "y").await], [0, 0], "{way}");
+            // A name that is looked up again gets a token of its own.
+            let costs = [cost_of_absence(&a, dir, "again").await, cost_of_absence(&a, dir, "again").await];
+            assert_eq!((costs, cost_of_absence(&a, dir, "again").await), ([0, 1], 0), "{way}");
+            // The names of this mount are known to exist, or have to be asked for.
+            a.unlink(&ctx, dir, b"other").await.expect("unlink");
+            assert_eq!(a.lookup(&ctx, dir, b"other").await.map(drop), Err(Errno::NoEnt));
+            match way {
+                "make" => make(&b, dir, "x").await,
+                "mkdir" => drop(mkdir(&b, dir, "x").await),
+                "link" => drop(b.link(&ctx, elsewhere.ino(), dir, b"x").await.expect("link")),
+                _ => {
+                    make(&b, Ino::ROOT, "moved").await;
+                    b.rename(&ctx, (Ino::ROOT, b"moved"), (dir, b"x"), RenameMode::NoReplace).await.expect("rename");
+                }
+            }
+            assert!(a.lookup(&ctx, dir, b"x").await.is_ok(), "{way}: the other mount has made it");
+            assert_eq!(cost_of_absence(&a, dir, "y").await, 1, "{way}");
+            drop(create(&a, dir, "more").await);
+            assert_eq!(cost_of_absence(&a, dir, "z").await, 1, "{way}: not all names are its own");
+        }
+        let dir = mkdir(&a, Ino::ROOT, "sharded").await;
+        drop(create(&a, dir, "own").await);
+        assert_eq!(cost_of_absence(&a, dir, "x").await, 0);
+        a.unlink(&ctx, dir, b"own").await.expect("unlink");
+        b.setxattr(&ctx, dir, b"user.amphi.shards", b"2", XattrMode::Set).await.expect("shards");
+        make(&b, dir, "x").await;
+        assert!(a.lookup(&ctx, dir, b"x").await.is_ok(), "it lies in a shard");
+    });
 }
 
 /// Goal: in sole mode, the attributes of a directory are known after a name was made, linked or removed in it, as the
@@ -90,7 +170,7 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
             let seen = a.getattr(&root(), dir).await;
             (calls(&a) - before, seen.map(|attr| attr.nlink))
         };
-        // A listing shows what is on the target of the directory listed.
+        // A listing shows the entries that are on the target of the directory listed.
         let d = dir_on(&a, Ino::ROOT.target().0).await;
         let listed = async || {
             let listing = a.readdir(&root(), Ino::ROOT, 0, 100, true).await.expect("list");
@@ -113,7 +193,7 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
         assert!(listed().await.attr.is_some());
         assert_eq!(asked(d).await, (0, Ok(3)), "a listing has shown it");
 
-        // Asked for before a change and answered after it.
+        // The request is sent before a change and answered after it.
         let (_, overtaken) = join!(async { a.mkdir(&root(), d, b"more", 0o755).await.expect("mkdir") }, async {
             a.lookup(&root(), Ino::ROOT, &name).await.expect("it is there")
         });
@@ -128,7 +208,7 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
     });
 }
 
-/// A hundred names made and removed by many callers at once, with a stat of each caller in between.
+/// Many callers at once make and remove a hundred names, and each caller makes stats in between.
 async fn storm(client: &Client, dir: Ino, who: u64) {
     let caller = async |n: u64| {
         for i in 0..10u64 {

@@ -25,9 +25,9 @@ async fn called(client: &Client, file: &Arc<OpenFile>, at: u64, len: u64) {
     client.show(file, at, len as usize);
 }
 
-/// Goal: a program never finds what a call that has returned has replaced or cut, whichever mount made it, and finds
-/// something. Promise S2. Method: changes by two mounts in turn. After each, the memory around the change is compared,
-/// and calls fill it until it shows something.
+/// Goal: a program never finds bytes that a call which has returned has replaced or cut, whichever mount made it, and
+/// it does find bytes. Promise S2. Method: two mounts make changes in turn. After each, the memory around the change is
+/// compared, and calls fill it until it shows something.
 #[test]
 fn programs_find_what_calls_would() {
     let mut hits = 0;

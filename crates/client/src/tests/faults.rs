@@ -14,7 +14,8 @@ use amphi_types::Errno;
 use amphi_wire::XattrMode;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Where data begins on the disk of a server of `Cluster`: after 2 MiB of superblock and log, and 8 MiB of metadata.
+/// The place where data begins on the disk of a server of `Cluster`: after 2 MiB of superblock and log, and 8 MiB of
+/// metadata.
 const DATA: u64 = 10 << 20;
 
 fn filled(len: usize, byte: u8) -> Buf {
@@ -248,7 +249,7 @@ fn writing_again_survives_a_failed_write_back() {
 }
 
 /// Goal: a direct write of which a part failed returns the contiguous length from its start, or the error, and an
-/// extension by failed pieces is cut off (Promise S17). Method: one piece of four is refused, at each place.
+/// extension by failed pieces is cut off (Promise S17). Method: one of four pieces is refused, each piece in turn.
 #[test]
 fn partly_failed_direct_writes() {
     for refused in 0..4u64 {
@@ -290,7 +291,7 @@ fn partly_failed_direct_writes() {
 /// Goal: a partly failed direct write cuts off only its own bytes. A completed write behind it stays, whenever it
 /// happens (Promise S17). Method: both writes run at the same time with messages in random order, and one piece of four
 /// is refused. The other write is buffered or direct. The test compares size and bytes at the end. In enough rounds
-/// there is something to cut, with and without the other write.
+/// something has to be cut off, with and without the other write.
 #[test]
 fn a_failed_write_cuts_off_nothing_of_others() {
     const FAR: usize = 8 * 65536;
@@ -498,7 +499,8 @@ fn a_full_file_system_below_is_no_space() {
             assert!(sizes[1] + (2 << 20) >= sizes[0], "seed {seed}: what was freed is used again: {sizes:?}");
             c.set_room(Some(0));
             let file = a.create(&root(), dir, b"three", 0o644, OpenFlags::READ_WRITE).await.expect("create").file;
-            // More than the overwrites have left behind: blocks with checksums are written to new places.
+            // This is more than the space that the overwrites have left, because blocks with checksums are written to
+            // new places.
             let written = a.write(&root(), &file, 0, filled(8 << 20, 3), Hints::default()).await.map(drop);
             let told = written.and(a.fsync(&root(), &file, false).await);
             assert_eq!(told, Err(Errno::NoSpace), "seed {seed}");

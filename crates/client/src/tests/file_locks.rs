@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 
 /// The session of the client under test.
 pub(crate) const US: SessionId = SessionId(1);
-/// Another one.
+/// Another owner of locks.
 const THEM: SessionId = SessionId(2);
 
 /// The locks of the reference server: the real rules.
@@ -301,7 +301,7 @@ fn the_table_is_the_servers() {
             match w.rand(9) {
                 0 | 1 => ops.push((w.client.try_lock(lock), None)),
                 2 => {
-                    // A wait that makes part of what is held shared is the exception: its grant may not be known yet.
+                    // The exception is a wait that makes a part of a held lock shared: its grant may not be known yet.
                     let interrupt = Arc::new(Interrupt::new());
                     let op = w.client.wait_lock(FileLockSpec { mode: W, ..lock }, interrupt.clone());
                     ops.push((op, Some(interrupt)));
@@ -328,7 +328,7 @@ fn the_table_is_the_servers() {
             }
         }
         ops.iter().filter_map(|(_, i)| i.as_ref()).for_each(|i| i.fire());
-        // Each may have to wait for the turn of another one.
+        // Each request may have to wait for the turn of another one.
         for left in (0..20_000).rev() {
             ops.retain_mut(|(op, _)| poll(op).map(|taken| taken.map(TakenLock::keep)).is_none());
             others.retain_mut(|op| Pin::new(op).poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -222,8 +222,8 @@ impl Story {
         }
     }
 
-    /// The data and holes of the whole file, one after the other. All bytes that are not zero must be data, and both
-    /// kinds must have a length.
+    /// Lists the data and holes of the whole file, one after the other. All bytes that are not zero must be data, and
+    /// both kinds must have a length.
     fn walk(&mut self, file: &Arc<OpenFile>) {
         let (root, end) = (Ctx::root(), self.model.len() as u64);
         let mut at = 0;
@@ -268,8 +268,8 @@ fn server_bytes(server: &Server, ino: Ino) -> Vec<u8> {
 
 /// Goal: by whichever way requests go, reads return the written bytes (Promise S1, S3). Method: random reads, writes
 /// (buffered, large, `O_DIRECT`, append), truncates, punches, copies, flushes, evictions and lock callbacks on one
-/// file, with answers in random order. The file is compared with a vector, and at the end also with the server. Nothing
-/// may be left behind.
+/// file, with answers in random order. The file is compared with a vector, and at the end also with the server. At the
+/// end nothing may be left over.
 #[test]
 fn random_operations_match_a_vector() {
     let layouts = ["growing", "striped,size=64K,count=3", "whole", "striped,size=128K,count=7"];

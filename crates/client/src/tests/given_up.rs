@@ -32,7 +32,7 @@ async fn free_bytes(client: &Client) -> u64 {
 }
 
 /// Two mounts of two servers. The second mount is about to be cut off from the second server for longer than it waits.
-/// Also returns a directory there.
+/// It also returns a directory on that mount.
 async fn about_to_be_cut(c: &Cluster) -> ([Client; 2], Ino) {
     let [a, b] = c.two().await;
     b.mount.tunables.put(Tunable::GiveUpS, 1);

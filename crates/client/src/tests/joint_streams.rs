@@ -34,9 +34,9 @@ fn read_in_turn(ranks: usize, own: usize) -> (usize, u64) {
 }
 
 /// Goal: two processes of a mount that read the records of a file in turn are one stream. It is fetched in large pieces
-/// instead of single records, and no byte twice. A process that reads every second record alone is not joined with
-/// another. Method: two opens read 400 records of 47,008 bytes, and so does one of two ranks. Requests to the server
-/// and fetched bytes are counted.
+/// instead of single records, and each byte is fetched once. A process that reads every second record alone is not
+/// joined with another. Method: two opens read 400 records of 47,008 bytes, and so does one of two ranks. Requests to
+/// the server and fetched bytes are counted.
 #[test]
 fn records_in_turn_are_fetched_in_large_pieces() {
     let (requests, bytes) = read_in_turn(2, 2);

@@ -60,8 +60,8 @@ fn the_next_open_takes_it_over() {
     w.check_clean();
 }
 
-/// Goal: a change of the inode, or the removal of its last name, ends a kept open. It does so even if it comes between
-/// the answer to the open and the close, or during the request of the open. Method: each.
+/// Goal: a change of the inode, or the removal of its last name, ends a kept open. This holds even if the change comes
+/// between the answer to the open and the close, or during the request of the open. Method: each.
 #[test]
 fn own_changes_end_it() {
     let mut w = World::new(2, &[]);

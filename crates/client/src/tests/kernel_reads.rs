@@ -56,8 +56,8 @@ async fn set(client: &Client, ino: Ino, name: &[u8], value: &[u8]) {
 /// Goal: when a file becomes contended, its reads move from the kernel to the mount at once. For open files that the
 /// kernel still serves, writes to other bytes than the pages that they have read invalidate none of these pages
 /// (docs/HYBRID.md, "Who serves reads"). Method: a mount reads one page of a file as its kernel does, and another mount
-/// writes other pages. Before the file is contended, the first such write invalidates the page. After it is contended,
-/// none does, but a write to the same page does.
+/// writes other pages. Before the file is contended, the first such write invalidates the page. After the file is
+/// contended, no read of another page calls a lock back, but a write to the same page does.
 #[test]
 fn a_contended_file_changes_sides_at_once() {
     for contended in [false, true] {

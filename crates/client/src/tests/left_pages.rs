@@ -81,7 +81,7 @@ impl Kernel {
 /// kernel, do not wait for each other. Neither the write nor the store that is written back after it is lost
 /// (docs/locking/kernel_pages.md). Method: a kernel that gives its page back when its truncate is answered; a write
 /// elsewhere to other bytes of that page, before the truncate is requested, at the same time, and where a page is read
-/// anew before all are taken. On one target and on several.
+/// anew before all are taken. The test is run on one target and on several.
 #[test]
 fn a_lock_goes_before_pages_that_cannot_be_had() {
     for (seed, size, touched_again) in [(1u64, 2 * PAGE, false), (2, 300, false), (3, 3 * PAGE, true), (4, 0, false)] {

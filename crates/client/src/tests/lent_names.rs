@@ -14,7 +14,7 @@ use std::time::Duration;
 
 type Done = Box<dyn FnOnce() + Send>;
 
-/// A front end that takes names back when it is told to.
+/// A front end that invalidates names when the test tells it to.
 #[derive(Default)]
 struct Front(Mutex<Vec<(Vec<LentName>, Done)>>);
 
@@ -112,7 +112,7 @@ fn changes_wait_until_a_name_is_back() {
     });
 }
 
-/// Makes a change that ends when the front end has given `lent` back, and not before.
+/// Makes a change that has to end when the front end has invalidated `lent`, and not before.
 async fn waits_for(c: &Cluster, front: &Front, lent: LentName, change: impl Future<Output = ()>) {
     let done = Cell::new(false);
     let change = async {

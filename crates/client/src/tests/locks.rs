@@ -111,8 +111,8 @@ fn a_group_keeps_others_out() {
     }
 }
 
-/// Goal: many groups use one file one after the other, also by several open files of one mount. Each sees what the
-/// group before it wrote, and no group is lost. Method: two mounts with two open files each increment a number under
+/// Goal: many groups use one file one after the other, also by several open files of one mount. Each group sees what
+/// the previous group wrote, and no group is lost. Method: two mounts with two open files each increment a number under
 /// groups of their own, in any order.
 #[test]
 fn groups_take_turns() {
@@ -150,7 +150,7 @@ fn lock_ahead_and_exact_locks() {
     in_cluster(220, async |c| {
         let [a, b] = c.two().await;
         let (fa, fb) = (create(&a, "f").await, open(&b, "f", OpenFlags::READ_WRITE).await);
-        // A read takes the lock away that came with the file.
+        // A read takes away the lock that was granted when the file was made.
         write(&a, &fa, 0, &[9; 10]).await;
         assert_eq!(read(&b, &fb, 0, 10).await, [9; 10]);
         truncate(&b, &fb, 0).await;
@@ -244,9 +244,9 @@ fn locks_age_unless_they_are_used() {
     });
 }
 
-/// Goal: a removed file leaves no locks behind, and their return is sent together with others. Open files keep their
-/// locks. Method: files are written, synced, closed and removed. One is removed while it is open, and one by a rename
-/// over it.
+/// Goal: a removed file leaves no locks behind, and its locks are returned together with others. Open files keep their
+/// locks. Method: files are written, synced, closed and removed. One file is removed while it is open, and another file
+/// by a rename over it.
 #[test]
 fn locks_of_removed_files_go_back() {
     in_cluster(212, async |c| {

@@ -105,7 +105,7 @@ fn attributes_show_the_cache() {
     w.check_clean();
 }
 
-/// Goal: virtual and control attributes have their documented effects, and are hidden from users who may not see them.
+/// Goal: virtual and control attributes have their documented effects, and users who may not see them do not see them.
 /// Method: a story with three users.
 #[test]
 fn virtual_and_control_attributes() {

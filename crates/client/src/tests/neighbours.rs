@@ -67,7 +67,7 @@ fn a_tree_of_another_mount() {
             let dirs = tree(&a, dirs, files).await;
             let count = (dirs.len() * files) as u64;
             if reads {
-                // Written back, and with what is known of them under tokens.
+                // The files are written back, and their attributes are cached under tokens.
                 c.sleep(12).await;
                 walk(&a, &dirs).await;
                 walk(&a, &dirs).await;

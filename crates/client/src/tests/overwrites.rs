@@ -130,7 +130,7 @@ fn a_page_that_was_read_before_takes_no_write_back() {
             page.page.lock().clear();
             let drops = page.drops.load(SeqCst);
             if !touched_again {
-                // The page was not read since.
+                // The page was not read after the write.
                 write(&a, &f, 100, b"x").await;
                 assert_eq!(page.drops.load(SeqCst), drops, "nothing is dropped that was not read");
             }

@@ -24,8 +24,8 @@ fn count(client: &Client, way: Way, reason: Reason) -> u64 {
     client.mount.stats.io_of(way, reason).0
 }
 
-/// Both mounts write adjacent records, one every millisecond, until one of them goes direct. Returns how many records
-/// went through their caches, and whether one went direct.
+/// Both mounts write adjacent records, one every millisecond, until one of the mounts uses direct I/O. Returns how many
+/// records used their caches, and whether one mount used direct I/O.
 async fn ping_pong(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     let fa = create(a, Ino::ROOT, "f").await;
     let fb = open(b, Ino::ROOT, "f").await;
@@ -70,9 +70,9 @@ fn slow_ping_pong_ends_soon() {
     assert!(seen && few * 2 < many, "{all:?}");
 }
 
-/// Goal: a file that one mount has written and others read is not ping-pong, however long its write-back takes and
-/// however many mounts request it at once. Method: four megabytes over several objects, three readers at the same time,
-/// then the writer again and one more reader.
+/// Goal: if one mount has written a file and others read it, this is not ping-pong, however long the write-back takes
+/// and however many mounts request it at once. Method: four megabytes over several objects, three readers at the same
+/// time, then the writer again and one more reader.
 #[test]
 fn a_slow_hand_over_is_no_ping_pong() {
     in_cluster_of(6, far(), 3, async |c| {

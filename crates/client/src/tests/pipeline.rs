@@ -43,7 +43,7 @@ fn begin(w: &World, file: &Arc<OpenFile>, at: u64, byte: u8, hints: Hints) -> (c
     (op, done)
 }
 
-/// A file that the owner knows to have bytes elsewhere, so that no question comes first.
+/// A file of which the owner knows that it has bytes elsewhere, so that no question is sent first.
 fn spread(w: &mut World, flags: OpenFlags) -> Arc<OpenFile> {
     let file = w.create("f", flags);
     let op = w.client.write(&Ctx::root(), &file, 0, filled(8 * MIB, b'0'), Hints::default());
@@ -152,7 +152,7 @@ fn a_stream_keeps_nobody_waiting() {
             };
             let (mut at, mut steps) = (16 * MIB, 0);
             while poll(&mut op).is_pending() {
-                // Always some of it is under way.
+                // At any time some of these bytes are under way.
                 while past_cache && mount.writeback.piped_bytes.load(SeqCst) < 4 * MIB {
                     file.set_io_mode(IoMode::Direct);
                     assert!(begin(&w, &file, at, b's', Hints::default()).1);
@@ -215,8 +215,8 @@ fn blocks(file: &OpenFile, at: u64) -> BTreeMap<TargetId, u64> {
 
 /// Goal: a write returns early only if its targets have granted space for all of its blocks in addition to the writes
 /// under way, because a later error could not be reported (Promise S15). Method: a server reports ample space on its
-/// targets. It grants nothing, as much as one write needs, or one block less than a write needs that begins and ends
-/// inside of blocks.
+/// targets. The server grants no blocks, as many as one write needs, or one block less than a write needs that begins
+/// and ends inside of blocks.
 #[test]
 fn what_has_no_room_set_aside_is_waited_for() {
     let mut w = World::new(9, &[]);

@@ -55,7 +55,7 @@ fn whole_units_keep_their_memory() {
     let adopted = |w: &World| w.client.mount.stats.of(Count::Adopted).0;
     let lend = |w: &World, at: u64| w.client.try_lend(&ctx, &file, at, UNIT_BYTES, hints).expect("cached");
     let at = 3 * UNIT_BYTES as u64;
-    // The slow way, since there is no lock yet.
+    // This call takes the slow way, since the mount has no lock yet.
     let unit = unit_of(1);
     let first = unit.as_ptr();
     let op = w.client.write(&ctx, &file, at, unit, hints);
@@ -102,7 +102,7 @@ fn whole_units_keep_their_memory() {
 }
 
 /// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it
-/// is near. Method: three units in turn, then 16 MiB of others, and then one of the three units twice.
+/// is near. Method: three units in turn, then 16 MiB of other units, and then one of the three units twice.
 #[test]
 fn cold_units_are_written_in_place() {
     let mut w = World::new(1, &[("hybrid.mode", "buffered"), ("writeback.run_bytes", "64M")]);
@@ -253,7 +253,7 @@ fn requests_of_small_files() {
         for (name, n) in singles.into_iter().chain([("WriteBatch", together)]) {
             assert_eq!(sent(&w, name), n, "{name} with batches {batch}");
         }
-        // Where the writes are sent one by one the closes do not fall due together.
+        // If the writes are sent one by one, the closes do not become due together.
         let closes = (sent(&w, "Close"), sent(&w, "CloseBatch"));
         assert!(closes == (0, 1) || batch == "off" && closes.0 + closes.1 < 10, "{closes:?} with batches {batch}");
     }
@@ -315,8 +315,8 @@ fn the_cache_holds_nothing_of_removed_files() {
     w.check_clean();
 }
 
-/// Goal: memory lent to a read stays unchanged, and later reads see the write. Method: lend over two units, write into
-/// both.
+/// Goal: memory lent to a read stays unchanged, and later reads see the write. Method: memory of two units is passed,
+/// and then both are written.
 #[test]
 fn loans_do_not_change() {
     let mut w = World::new(1, &[]);
@@ -334,8 +334,8 @@ fn loans_do_not_change() {
     w.check_clean();
 }
 
-/// Goal: a sequential reader finds its bytes in the cache; each byte is fetched once. Method: read a file of 16 MiB in
-/// steps of 128 KiB and let the background work between.
+/// Goal: a sequential reader finds its bytes in the cache; each byte is fetched once. Method: a file of 16 MiB is read
+/// in steps of 128 KiB, and the background tasks run in between.
 #[test]
 fn read_ahead_is_ahead() {
     let mut w = World::new(1, &[("cache.max_bytes", "256M")]);
@@ -400,8 +400,9 @@ fn write_back_by_size_and_age() {
     w.check_clean();
 }
 
-/// Goal: a file that is not read again goes direct in the window, with probes (H5), also while all reads were
-/// prefetched. Method: stream a file through a small cache in requests of the window, without read-ahead and with it.
+/// Goal: requests in the window are direct for a file that is not read again, with probes (H5), also while all reads
+/// were prefetched. Method: a file is streamed through a small cache in requests of the window, with and without
+/// read-ahead.
 #[test]
 fn files_without_locality_go_direct() {
     for ahead in ["0", "64M"] {

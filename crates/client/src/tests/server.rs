@@ -37,18 +37,18 @@ pub(crate) struct Server {
     pub(crate) refuse_writes: Vec<(u64, Errno)>,
     /// Bytes that cannot be read.
     pub(crate) damaged: Vec<ByteRange>,
-    /// Files whose next part of a batch is to be sent alone.
+    /// Files of which the next part in a batch has to be sent separately.
     pub(crate) alone: std::collections::BTreeSet<Ino>,
     pub(crate) contended: bool,
     /// Only requests of this name get that report.
     pub(crate) contended_only: Option<&'static str>,
     /// Blocks that its targets grant.
     pub(crate) grant_blocks: u64,
-    /// Its targets have little space.
+    /// The target has little space.
     pub(crate) is_tight: bool,
-    /// Files whose locks others keep: not to be had ahead, once.
+    /// Files whose locks other mounts hold: the next lock-ahead for each of them is refused once.
     pub(crate) kept_elsewhere: std::collections::BTreeSet<Ino>,
-    /// Answers to batches of reads come without their payload, as if they were given again.
+    /// Answers to batches of reads come without their payload, like repeated answers.
     pub(crate) loses_payloads: bool,
     /// Number of runs of data in an answer. It is small, so that the known part ends at every place.
     pub(crate) runs_max: usize,

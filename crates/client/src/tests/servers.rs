@@ -1,7 +1,7 @@
 //! Several servers: which connections are opened when, to which server a request is sent, and which calls a server that
 //! is down delays.
 //!
-//! Each server answers only for its own targets. One reference server executes the requests of all.
+//! Each server answers only for its own targets. A single reference server executes the requests of all of them.
 
 use super::server::Server;
 use super::wired::Told;
@@ -25,17 +25,17 @@ const GIVE_UP: Duration = Duration::from_secs(3);
 
 type Answered = BTreeMap<(usize, SessionId, u16), (u64, Answer, Option<Vec<u8>>)>;
 
-/// What all servers share.
+/// The state that all servers share.
 struct Shared {
     server: RefCell<Server>,
     map: RefCell<ClusterMap>,
-    /// Servers with the session of a mount, in the order in which they came to know it.
+    /// The servers that know the session of a mount, in the order in which they learnt of it.
     mounts: RefCell<Vec<usize>>,
     represented: RefCell<Vec<(usize, TargetId)>>,
     /// Servers that bytes were written to.
     written: RefCell<Vec<usize>>,
-    /// Mount sessions that the master has begun, how many more mounts it reports, and how long its answer takes when it
-    /// has begun one.
+    /// Sessions of mounts that the master has begun; how many further mounts it reports; and how long its answer takes
+    /// when it has begun a session.
     begun: Cell<u64>,
     others: Cell<u64>,
     pause: Cell<Duration>,
@@ -60,7 +60,7 @@ impl Served {
         self.shared.map.borrow().servers.get(self.at).map(|s| s.targets.clone()).unwrap_or_default()
     }
 
-    /// Answers, each request once.
+    /// Answers requests, each of them once.
     fn answer(&self, request: &Incoming, call: Call, payload: Option<Buf>) -> (Answer, Option<Buf>) {
         let again = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|b| Buf::copy_of(b));
         let (id, whole) = (request.id(), matches!(call.op, Request::Map | Request::Represent { .. }));
@@ -200,7 +200,7 @@ impl Site {
         });
     }
 
-    /// A client that is told these addresses, and how its I/O half ended.
+    /// A client that gets these addresses, and the result with which its I/O half ended.
     fn mount(&self, addrs: &[&str]) -> (Client, Rc<RefCell<Option<std::io::Result<()>>>>) {
         let mut config = ClientConfig::new(self.clock.clone());
         config.cache_bytes = Some(8 << 20);
@@ -248,7 +248,7 @@ impl Site {
     }
 }
 
-/// Bytes that lie on targets 0..4 in turn, from 4 MiB on.
+/// Bytes from 4 MiB on, which lie on targets 0..4 in turn.
 const LEN: usize = 9 << 20;
 
 fn bytes(seed: u8) -> Vec<u8> {
@@ -377,10 +377,11 @@ fn each_worker_has_its_own_connection() {
 }
 
 /// Goal: if a session has ended and begun anew, none of its former state reaches a server until the master has
-/// permitted the mount to continue. If the master does not permit it, none ever does (Promise S22). This is so even if
+/// permitted the mount to continue. If the master does not permit it, none ever does (Promise S22). This holds even if
 /// that answer was lost on its way. Method: all servers forget the session of a mount with dirty bytes. The master
-/// takes a while to welcome it again, and another mount was admitted in between, or none. The connection breaks
-/// meanwhile, so that the next welcome is of a session that the master knows, or does not know.
+/// welcomes the mount again only after a while; in one case another mount is admitted in between, in the other case
+/// none. The connection breaks meanwhile, so that the next welcome is of a session that the master knows, or does not
+/// know.
 #[test]
 fn a_session_begun_anew_waits_for_the_master() {
     for (disturbed, lost) in [(true, false), (false, false), (true, true), (false, true)] {

@@ -1,4 +1,4 @@
-//! Directories whose names lie in shards: what they cost a mount, and what it knows of them.
+//! Directories whose names lie in shards: the messages that they cost a mount, and the names that it records of them.
 
 use super::cluster::{calls, in_cluster, root};
 use crate::Client;
@@ -22,7 +22,8 @@ async fn stat(client: &Client, dir: Ino) -> Attr {
 
 /// Goal: in sole mode, creating a name in a directory with shards costs one message, as in any other directory that
 /// this mount has made: the look-up before it and the attributes of the directory after it cost no message. Method:
-/// names in all shards, counting messages; then what the mount knows is what another mount is told.
+/// names are made in all shards while messages are counted; then the state that this mount shows is compared with what
+/// another mount gets.
 #[test]
 fn alone_a_name_costs_one_message() {
     for servers in [1, 3] {
@@ -127,9 +128,10 @@ async fn shown(client: &Client, dir: Ino) -> String {
     String::from_utf8(text).expect("text")
 }
 
-/// Goal: a directory whose new sub-directories get shards gives them shards and the same setting, whoever makes them,
-/// also where it has shards itself; from the change back to plain on new ones get none. Method: trees by one and by two
-/// mounts, with a user's directories; what is shown of each; names in one of them from both.
+/// Goal: in a directory whose new sub-directories get shards, every new directory gets shards and the same setting,
+/// whichever user makes it, even if the parent has shards itself. After the setting is changed back to plain, new
+/// directories get none. Method: one mount and then two mounts make trees, with directories of a user; the test checks
+/// what each mount shows, and makes names in one directory from both.
 #[test]
 fn new_subdirectories_get_shards() {
     for mounts in [1, 2] {
@@ -170,7 +172,7 @@ fn new_subdirectories_get_shards() {
 }
 
 /// Goal: with the setting of its directory, a new directory costs three messages and a name in it one, as in any new
-/// directory. Method: messages of a mount that is alone.
+/// directory. Method: the messages of the only mount are counted.
 #[test]
 fn alone_a_new_directory_with_shards_costs_few_messages() {
     in_cluster(95, 3, async |c| {
@@ -179,7 +181,7 @@ fn alone_a_new_directory_with_shards_costs_few_messages() {
         a.setxattr(&ctx, top, b"user.amphi.subdirectories", b"sharded", XattrMode::Set).await.expect("set");
         let before = calls(&a);
         let dir = a.mkdir(&ctx, top, b"new", 0o755).await.expect("mkdir").ino;
-        // Make, SetShards and Shards.
+        // The three messages are Make, SetShards and Shards.
         assert_eq!(calls(&a) - before, 3);
         for n in 0..10 {
             let (before, name) = (calls(&a), format!("n{n}"));

@@ -1,5 +1,5 @@
-//! Small files of a directory that are fetched ahead: what is sent, which callers get it, and that nothing outdated is
-//! shown.
+//! Small files of a directory that are fetched ahead: which messages are sent, which callers get the files, and that
+//! nothing outdated is shown.
 
 use super::policy::sent;
 use super::world::World;
@@ -134,7 +134,8 @@ fn names_are_asked_for() {
     w.check_clean();
 }
 
-/// Goal: files whose bytes are here are opened ahead without them. Method: a mount reads files that it has read before.
+/// Goal: if the bytes of a file are in the cache, the file is opened ahead without sending them. Method: a mount reads
+/// files that it has read before.
 #[test]
 fn cached_files_are_just_opened() {
     let mut w = World::new(3, &[]);
@@ -152,7 +153,7 @@ fn cached_files_are_just_opened() {
     w.check_clean();
 }
 
-/// Reads three files, so that others have been fetched ahead. Returns all in order.
+/// Reads three files, after which the client has fetched others ahead. Returns all in order.
 fn started(w: &mut World, count: usize) -> Vec<(String, Ino)> {
     planted(w, count);
     let mut order = list(w);
@@ -181,7 +182,7 @@ fn others_are_checked_by_the_server() {
 }
 
 /// Goal: this mount's own changes of mode, size and name are seen, even while an answer is on its way. Method: each
-/// change of a file that was fetched, and then of files whose fetch is under way.
+/// change is made to a file that was fetched, and then to files that are being fetched.
 #[test]
 fn own_changes_are_seen() {
     let mut w = World::new(5, &[]);

@@ -63,8 +63,8 @@ fn off(client: &Client) {
 
 /// Goal: a mount that has never seen the files of another one reads them in order with a fraction of a message for
 /// each, although the other one keeps their locks. The bytes are right. Method: 200 files are made on one mount, and
-/// read on the second in the orders of names and of the listing, on one server and on three. They are read once more by
-/// a third mount with the feature off.
+/// read on the second in the orders of names and of the listing, on one server and on three. A third mount with the
+/// feature off reads them once more.
 #[test]
 fn files_of_another_mount() {
     for (seed, servers, plus) in [(1, 1, true), (2, 3, false)] {
@@ -156,8 +156,8 @@ fn changes_elsewhere_are_seen() {
 }
 
 /// Goal: if another mount removes a permission, this takes effect at the next open (Promise of permissions at open).
-/// Method: a user reads in order. Of files that were opened ahead for him, some get another mode, some another owner,
-/// and for one the permission of its directory is removed.
+/// Method: a user reads in order. Of the files that were opened ahead for this user, some get another mode, some get
+/// another owner, and for one the permission of its directory is removed.
 #[test]
 fn permission_taken_elsewhere() {
     in_cluster(30, 1, async |c: &Cluster| {

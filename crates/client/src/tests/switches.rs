@@ -18,7 +18,7 @@ fn set(w: &World, name: &str, value: &str) {
     w.client.mount.tunables.set(name, value).expect("a tunable");
 }
 
-/// Requests went so, of this many a second.
+/// Records requests that used `way` and transferred `mib_s` MiB a second.
 fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
     for _ in 0..200 {
         let now_ns = w.clock.0.fetch_add(1_000_000, SeqCst) + 1_000_000;
@@ -138,7 +138,7 @@ fn who_locks_for_direct_requests() {
         let file = create(&a, "f").await;
         let there = super::sharing::open(&b, "f", OpenFlags::READ_WRITE).await;
         write_in(&b, &there, 0, &[1; 8192]).await;
-        // The request for bytes that are known to be there goes to the target alone.
+        // The request for bytes that are known to exist is sent only to the target.
         assert_eq!(a.getattr(&root(), file.ino()).await.map(|attr| attr.size), Ok(8192));
         let past = Hints { direct: true, ..Hints::default() };
         let before = locked(&a, Count::LockEnqueue);

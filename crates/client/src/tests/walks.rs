@@ -10,9 +10,9 @@ use futures_util::future::join;
 use std::time::Duration;
 
 /// Goal: the inode that a repeated walk returned exists for the operation that follows, although another mount has
-/// replaced the name by then. This is so for every kind of inode. Without a repeated walk the inode is stale. No state
-/// is left behind. Method: one mount looks a name up, the other one renames over it, and the first one continues with
-/// the inode.
+/// replaced the name by then. This is so for every kind of inode. Without a repeated walk the inode is stale.
+/// Afterwards no state is left. Method: one mount looks a name up, the other one renames over it, and the first one
+/// continues with the inode.
 #[test]
 fn what_a_repeated_walk_is_shown_stays() {
     in_cluster(1, async |cluster| {
@@ -55,8 +55,8 @@ fn what_a_repeated_walk_is_shown_stays() {
 }
 
 /// Goal: a create at the end of a repeated walk waits, for a bounded time, until other mounts have removed a link of
-/// that name. Without a repeated walk the error is returned at once. Method: a link that another mount removes later,
-/// or never.
+/// that name. If the walk is not repeated, the error is returned at once. Method: a link that another mount removes
+/// later, or never.
 #[test]
 fn a_repeated_create_waits_for_a_link_to_go() {
     in_cluster(1, async |cluster| {
@@ -103,7 +103,7 @@ fn attributes_that_are_not_there_cost_nothing() {
         let before = calls();
         assert_eq!(get("security.selinux").await, Err(Errno::NoData));
         assert_eq!(calls(), before);
-        // With another mount there its tokens say so, and its changes count at once.
+        // If another mount exists, its tokens say so, and its changes are seen at once.
         let b = cluster.mount().await;
         assert_eq!(get("security.selinux").await, Err(Errno::NoData));
         b.setxattr(&root(), ino, b"security.selinux", b"y", XattrMode::Set).await.expect("setxattr");

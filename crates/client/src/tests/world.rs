@@ -73,19 +73,19 @@ impl World {
         (self.seed >> 33) % below.max(1)
     }
 
-    /// One step of the background: an answer, a task, or a callback. Returns whether there was anything to do.
+    /// One step of the background work: an answer, a task, or a callback. Returns whether there was anything to do.
     pub(crate) fn step(&mut self) -> bool {
         self.waiting_calls();
         self.clock.0.fetch_add(1000, SeqCst);
         let locks: Vec<(u64, _)> = self.server.locks.iter().map(|(id, (o, _))| (*id, *o)).collect();
         if self.callbacks > 0 && !locks.is_empty() && self.rand(self.callbacks) == 0 {
             let (id, object) = locks[self.rand(locks.len() as u64) as usize];
-            // Locks whose grant has not reached the client yet are called back too, and some twice.
+            // Locks whose grant has not reached the client yet are called back too, and some are called back twice.
             self.server.called_back.push(id);
             crate::locks::callback(&self.client.mount, self.client.mount.target_of(object), object, id);
         }
         for number in self.server.file_locks.take_news() {
-            // The report sometimes comes twice, as after a connection was lost.
+            // Sometimes the report is sent twice, as it is after a connection was lost.
             (0..=self.rand(2)).for_each(|_| self.client.mount.coherence.file_locks.news(number));
         }
         let busy = !self.calls.is_empty() || !self.tasks.is_empty();

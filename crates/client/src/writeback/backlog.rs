@@ -7,8 +7,7 @@
 //!
 //! Invariants: an entry is only a hint: when it is processed, the dirty bytes of its range are looked up. While a task
 //! waits, no other new bytes take the space. As long as there are entries, requests are under way, or a task is about
-//! to send some. Each request that ends continues with the entries. Both lists are bounded by the dirty share of the
-//! cache.
+//! to send some. Each request that ends sends the next entries. Both lists are bounded by the dirty share of the cache.
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -21,7 +20,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// A full chunk could not be sent yet.
 pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     mount.writeback.backlog.0.lock().full_chunks.push_back(Left { file: file.clone(), range, waits: None });
-    // All that was under way may have landed meanwhile.
+    // By now all requests that were under way may have ended.
     pump(mount);
 }
 
@@ -65,7 +64,8 @@ pub(crate) fn pump(mount: &Arc<Mount>) {
         }
         if behind.by_bound {
             mount.writeback.backlog.put_back(left);
-            // All requests under way may have ended before the bytes were put back: then nothing else would continue.
+            // All requests under way may have ended before the bytes were put back: then nothing else would send these
+            // bytes.
             if mount.flight_is_full() {
                 break;
             }

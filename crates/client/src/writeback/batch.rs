@@ -5,13 +5,14 @@
 //! sent; making a batch, sending it, and processing the result of each part. Does not own: dirty ranges (`cache`), how
 //! one request of write-back affects its file (`writeback`).
 //!
-//! A file has few dirty bytes if they are at most `writeback.small_bytes`; only those of its first stripe, which lies
-//! with the inode, travel so. When the last writer closes such a file it enters the list of its target. The list is
-//! sent when the next file does not fit into a batch with it, or when any of its files has become old.
+//! A file has few dirty bytes if they are at most `writeback.small_bytes`. Only dirty bytes of its first stripe, which
+//! is on the target of the inode, are sent in this way. When the last writer closes such a file it enters the list of
+//! its target. The list is sent when the next file does not fit into a batch with it, or when any of its files has
+//! become old.
 //!
-//! Invariants: those of `writeback`, for each part by itself. A part is a request under way of its file from before its
-//! bytes are taken until its answer was processed, and an error concerns only its file. If a caller waits for one file
-//! (`fsync`, a callback), that file is sent by itself. It waits for a batch only if its bytes are in one already, and
+//! Invariants: those of `writeback`, for each part separately. A part is a request under way of its file from before
+//! its bytes are taken until its answer was processed, and an error concerns only its file. If a caller waits for one
+//! file (`fsync`, a callback), that file is sent by itself. It waits for a batch only if its bytes are in one already;
 //! the server lets no part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, and
 //! so has a list. Bytes under way are bounded like all write-back.
 
@@ -41,7 +42,8 @@ fn is_small(mount: &Mount, file: &Inode) -> bool {
     dirty > 0 && dirty <= mount.tunables.get(Tunable::SmallBytes) && mount.tunables.on(Tunable::Batch)
 }
 
-/// An open of the file has been released: if it was the last writer's, the file waits for company.
+/// An open of the file has been released: if it was the last one that could write, the file waits for others with which
+/// to share a request.
 pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<Inode>) {
     if !is_small(mount, file) || file.has_writers() {
         return;
@@ -52,7 +54,8 @@ pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<Inode>) {
 }
 
 /// Sends the dirty bytes of these files, small files together and with the others on the lists of their targets, as far
-/// as the bound of bytes under way permits. It does not wait. Returns whether the bound may have left bytes over.
+/// as the bound of bytes under way permits. This function does not wait. Returns whether dirty bytes may be left
+/// because of the bound.
 pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<Inode>, ByteRange)>) -> bool {
     let (mut left, mut scattered) = (false, Scattered::default());
     let mut small: BTreeMap<Ino, (Arc<Inode>, Vec<ByteRange>)> = BTreeMap::new();
@@ -74,7 +77,8 @@ pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<Inode
     left | send(mount, small.into_values())
 }
 
-/// Sends these files' dirty bytes in as many batches as it takes; ascending inodes. Returns as `start`.
+/// Sends these files' dirty bytes in as many batches as it takes; ascending inodes. Returns under the same condition as
+/// `start`.
 fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<Inode>, Vec<ByteRange>)>) -> bool {
     let (mut batch, mut left) = (Batch::default(), false);
     for (file, ranges) in files {
@@ -86,7 +90,7 @@ fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<Inode>, Vec<ByteRan
     left
 }
 
-/// Adds the dirty bytes of `range` to the batch, or sends them alone if they do not fit any.
+/// Adds the dirty bytes of `range` to the batch, or sends them separately if they do not fit into any batch.
 fn begin_flight(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, batch: &mut Batch) -> bool {
     if mount.flight_is_full() {
         return true;
@@ -125,7 +129,8 @@ impl Batch {
         self.parts.last().map(|(flight, _)| flight)
     }
 
-    /// Whether the piece shares a block with the part before it. The server plans parts of one object at the same time.
+    /// Returns whether the piece shares a block with the part before it. The server plans parts of one object at the
+    /// same time.
     fn shares_block(&self, file: &Inode, piece: ByteRange) -> bool {
         let end = |f: &Flight| f.range.align_out(BLOCK).end;
         self.last().is_some_and(|f| f.file.ino == file.ino && end(f) > piece.start / BLOCK * BLOCK)
@@ -150,13 +155,13 @@ impl Batch {
     }
 }
 
-/// Small runs of large files on their way out, by object.
+/// Small runs of large files that are about to be sent, by object.
 #[derive(Default)]
 pub(crate) struct Scattered(BTreeMap<ObjectId, Batch>);
 
 impl Scattered {
-    /// Adds a run that was taken out of the cache. Returns runs that have to be sent alone. These are large ones, which
-    /// gain nothing, and runs that begin in the block in which the previous one ends, or before it.
+    /// Adds a run that was taken out of the cache. Returns runs that have to be sent separately. These are large runs,
+    /// which gain nothing from a batch, and runs that begin in the block in which the previous one ends, or before it.
     pub(crate) fn add(&mut self, mount: &Arc<Mount>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
         let (file, piece) = (&flight.file, flight.range);
         if buf.len() > SCATTERED_MAX_BYTES || !mount.tunables.on(Tunable::Batch) {
@@ -206,7 +211,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
                 let mount2 = mount.clone();
                 mount.spawn(async move { flush::ended(&mount2, &flight, Err(Errno::Stale)).await });
             }
-            // The server wants this part to be sent alone.
+            // The server requires that this part is sent separately.
             Err(Errno::Again) if results.is_ok() => {
                 flush::again(&mount, &flight);
                 flush::start(&mount, &flight.file, flight.range);
@@ -220,12 +225,12 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
             }
         }
     }
-    // This comes after all parts: what is sent now finds space for a whole batch.
+    // This comes after all parts: whatever is sent now finds space for a whole batch.
     flush::pump(&mount);
     closes::send(&mount, due);
 }
 
-/// Writes all parts and waits until they are on the disk. Returns the result of each.
+/// Writes all parts and waits until they are on the disk. Returns the result of each part.
 async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<Vec<Result<()>>> {
     if let Some(f) = flights.first().filter(|f| f.object.stripe > 0) {
         spread(mount, &f.file).await?;

@@ -2,15 +2,15 @@
 //!
 //! Owns: dividing dirty runs by the layout, requests under way and their bound, the consequences of a failure, and
 //! slowing down writers. Does not own: dirty state (`cache`), when a lock needs a flush (`locks`), small files that are
-//! sent together (`batch`), the order of what the bound leaves over (`backlog`).
+//! sent together (`batch`), the order of bytes that wait because of the bound (`backlog`).
 //!
 //! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection accepts
 //! 65,536 waiting calls. With a bound on bytes alone, twice as many small scattered runs could be under way, and those
 //! that the connection refuses would be lost. Runs of one object are sent together (`batch`).
 //!
-//! Invariants: a byte is in at most one request under way. Meanwhile it stays readable, and a write to it makes it
-//! dirty again. Nothing beyond `Flights::frozen_from()` is sent. Write-back takes no range lock and needs no credits of
-//! ordinary requests, so a holder of the range lock may wait for it.
+//! Invariants: a byte is in at most one request under way. Meanwhile the byte stays readable, and a write to it makes
+//! it dirty again. Nothing beyond `Flights::frozen_from()` is sent. Write-back takes no range lock and needs no credits
+//! of ordinary requests, so a holder of the range lock may wait for it.
 
 use crate::coherence::{attributes, closes, tokens};
 use crate::inode::{FlightId, Inode, OpenFile};
@@ -34,23 +34,23 @@ use std::sync::atomic::Ordering::SeqCst;
 pub(crate) const WRITE_MAX: u64 = 4 << 20;
 const _: () = assert!(WRITE_MAX <= amphi_types::limits::PAYLOAD_MAX as u64, "a request takes a run");
 
-/// Why dirty bytes have not set out, but for those that are being written back and were written again.
+/// The reason why dirty bytes were not sent; bytes that are being written back and were written again do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Left {
     /// The bound of bytes under way was reached.
     pub(crate) by_bound: bool,
-    /// A truncate is under way, or another task is determining what is sent there.
+    /// A truncate is under way, or another task is determining which bytes are sent there.
     pub(crate) held_up: bool,
 }
 
-/// Sends the dirty bytes of `range`, as far as the bound of bytes under way permits. It does not wait. Bytes that
-/// cannot be sent from their own memory are copied on the calling thread. Returns whether the bound may have left bytes
-/// over.
+/// Sends the dirty bytes of `range`, as far as the bound of bytes under way permits. This function does not wait. Bytes
+/// that cannot be sent from their own memory are copied on the calling thread. Returns whether dirty bytes may be left
+/// because of the bound.
 pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> bool {
     send_off(mount, file, range).by_bound
 }
 
-/// As `start`, for everything that was not sent because of the bound.
+/// Works as `start`, for all bytes that were not sent because of the bound.
 pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Left {
     let mut scattered = Scattered::default();
     let left = send_off_with(mount, file, range, &mut scattered);
@@ -58,14 +58,14 @@ pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) 
     left
 }
 
-/// As `start`. Small runs wait in `scattered` until the caller sends them.
+/// Works as `start`. Small runs wait in `scattered` until the caller sends them.
 pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> bool {
     send_off_with(mount, file, range, scattered).by_bound
 }
 
 fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> Left {
     let mut left = Left::default();
-    // Searching dirty bytes takes time, and writers who wait for space search again and again.
+    // Searching for dirty bytes takes time, and writers who wait for space search repeatedly.
     if mount.flight_is_full() {
         return Left { by_bound: true, ..left };
     }
@@ -79,7 +79,7 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scatte
                     return Left { by_bound: true, ..left };
                 }
                 let Some((flight, buf)) = begin_flight(mount, file, object, part) else {
-                    // Another task has taken the run, perhaps not all that lies behind it.
+                    // Another task has taken this run, but perhaps not all dirty bytes behind it.
                     match mount.cache.dirty_runs(file, rest).first() {
                         Some(next) if next.start > rest.start => {
                             rest = ByteRange::new(next.start, rest.end);
@@ -168,7 +168,14 @@ pub(crate) fn end_flight(file: &Inode, id: FlightId) {
 /// Called when the request has been answered with `result`.
 pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     match result {
-        Err(Errno::Stale) if attributes::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
+        // The file was cut meanwhile, or is gone.
+        Err(Errno::Stale) => match attributes::reload(mount, &flight.file).await {
+            Ok(()) => again(mount, flight),
+            result => {
+                landed(mount, flight, result);
+                pump(mount);
+            }
+        },
         // The request was not sent, because too many calls wait for the connection.
         Err(Errno::Again) => again(mount, flight),
         result => {
@@ -179,7 +186,7 @@ pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()
     closes::send_closes(mount, &flight.file);
 }
 
-/// Called when the bytes are on the disk, or will not be. Others may set out: `pump`.
+/// Called when the bytes are on the disk, or will not be. Further bytes may be sent then: `pump`.
 pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     let failure = match result {
         Ok(()) => None,
@@ -265,7 +272,7 @@ pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRang
         }
         let back = file.flights.lock().came_back();
         if std::mem::replace(&mut came_back, back) != back {
-            // Some of the file may be dirty again.
+            // Bytes of the file may be dirty again.
             rounds = 0;
         } else if !held_up {
             rounds += 1;
@@ -307,7 +314,7 @@ pub(crate) fn recycle_room(mount: &Arc<Mount>) {
     }
 }
 
-/// Writes back bytes that have been dirty for too long, and those that the bound did not permit before.
+/// Writes back bytes that have been dirty for too long, and bytes that the bound did not permit to be sent before.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     if mount.cache.dirty_bytes() == 0 {
         mount.cache.rest();
@@ -327,8 +334,8 @@ fn dirty_files(mount: &Mount) -> Vec<(Arc<Inode>, ByteRange)> {
     dirty.map(|file| (file, ByteRange::ALL)).collect()
 }
 
-/// A chunk became dirty as a whole: it is sent now, or with its neighbours if larger runs are wanted. A chunk that was
-/// written back before will probably be written again. So it is not sent until it is old or memory is short.
+/// A chunk became dirty as a whole: it is sent now, or with its neighbours if larger runs are preferred. A chunk that
+/// was written back before will probably be written again. So it is not sent until it is old or memory is short.
 pub(crate) fn chunk_is_full(mount: &Arc<Mount>, file: &Arc<Inode>, chunk: ByteRange, rewritten: bool) {
     if rewritten && !mount.dirty_is_high() {
         return;
@@ -368,7 +375,7 @@ impl Drop for Drain {
     }
 }
 
-/// Writes everything back that is dirty or under way when it is called, and waits for it.
+/// Writes back all bytes that are dirty or under way when it is called, and waits for them.
 pub(crate) async fn flush_all(mount: &Arc<Mount>) {
     let dirty = dirty_files(mount);
     let sent = || mount.stats.of(Count::WriteBack).1;
@@ -391,7 +398,7 @@ pub(crate) async fn flush_all(mount: &Arc<Mount>) {
     futures_util::future::join_all(all.collect::<Vec<_>>()).await;
 }
 
-/// Sends the dirty bytes of files on a target. It does not wait.
+/// Sends the dirty bytes of files on a target. This function does not wait.
 pub(crate) fn start_target(mount: &Arc<Mount>, target: TargetId) {
     let mut dirty = dirty_files(mount);
     dirty.retain(|(file, _)| file.layout().stripes_on(file.ino, target).next().is_some());

@@ -54,7 +54,7 @@ pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Optio
 }
 
 /// Sets `blocks` aside on each target on which the file may have bytes, for writes whose offsets are not known yet, if
-/// these targets have granted enough. Not for files with more than `EACH_MAX` stripes.
+/// these targets have granted enough. This is not done for files with more than `EACH_MAX` stripes.
 pub(crate) async fn cover_each(mount: &Arc<Mount>, file: &Inode, blocks: u64) -> Option<Covered> {
     let layout = file.layout();
     let mut covered = Covered { mount: mount.clone(), blocks: SmallVec::new() };
@@ -74,7 +74,8 @@ pub(crate) async fn cover_each(mount: &Arc<Mount>, file: &Inode, blocks: u64) ->
     Some(covered)
 }
 
-/// Before the first bytes of `range` are dirty: asks its targets, if they were not asked before.
+/// Called before the first bytes of `range` are dirty: requests grants from the targets, unless they were requested
+/// before.
 pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {
     let layout = file.layout();
     for (object, _) in layout.pieces(file.ino, range) {
@@ -94,8 +95,8 @@ async fn ask_target(mount: &Arc<Mount>, target: TargetId) {
 }
 
 /// `Push::GrantWanted`: returns blocks that no dirty bytes need, and writes back dirty bytes there. Write-back of
-/// overwrites uses up none of their blocks, so the target asks again. It waits for nothing, because requests under way
-/// may wait for this answer.
+/// overwrites uses up none of their blocks, so the target sends its request again. The function waits for nothing,
+/// because requests under way may wait for this answer.
 pub(crate) fn wanted(mount: &Arc<Mount>, target: TargetId) {
     flush::start_target(mount, target);
     let blocks = mount.writeback.grants.leave(target);

@@ -17,7 +17,8 @@ use amphi_wire::{Access, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Called when the last reference to an open file is gone. `linger`: its close may wait for others.
+/// Called when the last reference to an open file is gone. `linger`: the close may wait for others with which to share
+/// a message.
 pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, linger: bool) {
     mount.stats.count(Count::Close);
     let brings_time = {
@@ -28,8 +29,8 @@ pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, lin
         known.closes.push(access);
         known.accessed_due
     };
-    // In shared mode an access time causes a revocation to all mounts that cache the attributes: it is made for many
-    // files at once.
+    // In shared mode an access time causes a revocation to all mounts that cache the attributes, so access times of
+    // many files are sent at once.
     let linger = linger || brings_time && !access.write && !mount.coherence.sharing.is_alone();
     batch::released(mount, file);
     if file.life.nameless.load(SeqCst) && file.open_count() == 0 {
@@ -55,7 +56,7 @@ pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     }
 }
 
-/// No program on this mount can reach the bytes of a file any more. That its pages leave the cache unused does not
+/// No program on this mount can reach the bytes of a file any more. Its pages leave the cache unused, but this does not
 /// count for locality, since no other file needed their space.
 fn useless(mount: &Arc<Mount>, file: Arc<Inode>) {
     if file.cached.dirty_bytes.load(SeqCst) == 0 {

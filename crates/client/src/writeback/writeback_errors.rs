@@ -1,8 +1,9 @@
-//! Bytes that could not be written back: what this mount shows afterwards, and which callers get the failure.
+//! Bytes that could not be written back: the contents that this mount shows afterwards, and the callers that get the
+//! failure.
 //!
-//! Owns: that a file shows what the servers have as soon as bytes of it were lost. Does not own: the losses, for
-//! callers that sync all files (`tables::writeback::errors`), and which open files got one file's failures
-//! (`inode::failures`).
+//! Owns: the rule that the file shows the contents that the servers have as soon as bytes of it were lost. Does not
+//! own: the losses, for callers that sync all files (`tables::writeback::errors`), and which open files got one file's
+//! failures (`inode::failures`).
 //!
 //! The cache drops lost bytes at once, so that this mount and others show the same. A task of the file updates the
 //! size, and the front end's pages of these bytes. A caller that gets the failure waits for that task.
@@ -40,13 +41,13 @@ pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
 
 /// `Push::WriteFailed`: a server cannot write bytes to its disk that it has accepted into memory, of a file that this
 /// mount wrote. The server still has the bytes and returns them in reads. Nevertheless programs that have the file open
-/// get the failure. If there are none, the next program that opens it does. The message is acknowledged when it is
-/// noted, also if it is a repetition.
+/// get the failure. If no program has the file open, the next program that opens it gets the error. The message is
+/// acknowledged when it is noted, also if it is a repetition.
 pub(crate) fn refused(mount: &Arc<Mount>, target: TargetId, id: u64, ino: Ino) {
     if mount.writeback.errors.is_news(target, id) {
         note_refused(mount, ino);
     }
-    // If the answer is lost with the mount's patience, the news come again.
+    // If the client gives up before the answer arrives, the message is sent again.
     drop(mount.send(Lane::Answer, target, &Cred::root(), Request::WriteFailedKnown { id }, None, 0));
 }
 

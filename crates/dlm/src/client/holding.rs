@@ -71,7 +71,8 @@ impl LockCache {
         request
     }
 
-    /// An unanswered request whose lock will cover this I/O, which can wait for that answer and then try again.
+    /// An unanswered request whose lock will cover this I/O, so that the I/O can wait for that answer and then try
+    /// again.
     pub fn asked(&self, object: ObjectId, mode: Mode, range: ByteRange) -> Option<RequestId> {
         self.objects.get(&object)?.asked.iter().copied().find(|request| {
             self.asked.get(request).is_some_and(|asked| asked.mode.covers(mode) && asked.range.contains(&range))
@@ -119,9 +120,9 @@ impl LockCache {
         Granted::Pinned(LockRef { id })
     }
 
-    /// The server granted a group lock of the object. It is held until it is returned ([`LockCache::give_back`]), does
-    /// not age, and does not count for the bound. The caller has made sure that no I/O of its own requests locks of the
-    /// object meanwhile.
+    /// The server granted a group lock of the object. The lock is held until it is returned ([`LockCache::give_back`]),
+    /// does not age, and does not count for the bound. The caller has made sure that no other I/O of this client
+    /// requests locks of the object meanwhile.
     pub fn hold_group(&mut self, now_ns: u64, id: LockId, object: ObjectId, group: GroupId) {
         if self.locks.contains_key(&id) {
             return;
@@ -175,7 +176,7 @@ impl LockCache {
         }
     }
 
-    /// Forgets early callbacks that no unanswered request can belong to.
+    /// Forgets early callbacks that cannot belong to any unanswered request.
     fn forget_answered(&mut self, object: ObjectId) {
         if let Some(locks) = self.objects.get_mut(&object) {
             match locks.asked.first() {

@@ -177,7 +177,7 @@ impl LockCache {
         self.cancels_due_ns = Some(self.cancels_due_ns.map_or(due_ns, |before_ns| before_ns.min(due_ns)));
     }
 
-    /// Begins to return a lock. From here on it gets no new users.
+    /// Begins to return a lock. From here on the lock gets no new users.
     fn close(&mut self, id: LockId) {
         let Some(held) = self.locks.get_mut(&id) else { return };
         held.stage = Stage::Closing;

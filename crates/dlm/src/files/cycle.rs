@@ -1,12 +1,12 @@
 //! Deadlock detection: whether a wait would close a cycle of owners (`EDEADLK` of `fcntl`).
 //!
-//! Owns: the search in the graph of owners that wait for each other. Does not own: the tables.
+//! Owns: the search for a cycle in the graph of owners that wait for each other. Does not own: the tables.
 //!
 //! An owner waits for every other owner that holds a lock in conflict with one of its requests. Waiting behind an
-//! earlier request does not count, because such a wait ends by itself. As on Linux, the search knows owners, not
-//! threads. So a process with several threads may be refused although another of its threads could still unlock. The
-//! search stops at OFD owners, for which Linux does not search either. It also stops at the bound, where it assumes
-//! that there is no cycle. Cycles over several servers are not found.
+//! earlier request does not count, because such a wait ends by itself. As on Linux, the search distinguishes owners,
+//! not threads. So a process with several threads may be refused although another of its threads could still unlock.
+//! The search stops at OFD owners, for which Linux does not search either. It also stops when it has looked at its
+//! bounded number of locks, and then assumes that there is no cycle. Cycles over several servers are not found.
 
 use super::{File, FileLock, FileLocks, LockFamily, LockKind, Party, WaitId, conflicting, exempt};
 use crate::tree::Search;
@@ -21,7 +21,7 @@ struct Walk {
 }
 
 impl FileLocks {
-    /// Whether any owner that this request would wait for waits for the request's owner.
+    /// Returns whether any owner that this request would wait for waits for the request's owner.
     pub(super) fn closes_cycle(&self, party: Option<Party>, lock: &FileLock, file: &File, range: ByteRange) -> bool {
         // An unknown owner has no locks, so no owner waits for it.
         let (Some(party), LockFamily::Posix) = (party, lock.owner.family) else { return false };

@@ -38,13 +38,13 @@ impl Plan {
 }
 
 impl FileLocks {
-    /// Whether the owner already holds all of `range` as one piece of this kind.
+    /// Returns whether the owner already holds all of `range` as one piece of this kind.
     pub(super) fn covered(&self, party: Party, ino: Ino, range: ByteRange, kind: LockKind) -> bool {
         let below = self.pieces.range((party, ino, 0)..=(party, ino, range.start)).next_back();
         below.is_some_and(|(_, piece)| piece.kind == kind && piece.end >= range.end)
     }
 
-    /// Whether the owner holds anything on the file.
+    /// Returns whether the owner holds anything on the file.
     pub(super) fn holds_any(&self, party: Party, ino: Ino) -> bool {
         self.pieces.range((party, ino, 0)..=(party, ino, u64::MAX)).next().is_some()
     }
@@ -60,7 +60,7 @@ impl FileLocks {
         FileLock { owner, pid: piece.pid, ino, kind: piece.kind, range: ByteRange::new(start, piece.end) }
     }
 
-    /// The change after which the owner holds `range` as `to` says, or nothing of it.
+    /// The change after which the owner holds `range` in mode `to`, or holds nothing of it.
     pub(super) fn plan(&self, party: Option<Party>, ino: Ino, range: ByteRange, to: Option<(LockKind, u32)>) -> Plan {
         let mut plan = Plan { gone: SmallVec::new(), come: SmallVec::new(), acquires: to.is_some() };
         let mut joined = range;

@@ -3,8 +3,8 @@
 //! Owns: the queue, the watches, the regular checks. Does not own: whether a wait is a deadlock.
 //!
 //! Invariant: a waiting request watches one thing that keeps it from being granted: a held lock or an earlier request.
-//! It is checked again when that changes, when its owner becomes a holder on the file, and each `yield_ns`. Requests
-//! that may be granted because of one step are checked in the order in which they came.
+//! The request is checked again when that lock or request changes, when its owner gets a lock on the file, and each
+//! `yield_ns`. Requests that may be granted because of one step are checked in the order of their arrival.
 
 use super::{File, FileLock, FileLocks, Party, Table, Wait, WaitGranted, WaitId};
 use crate::mode::LockId;
@@ -13,8 +13,8 @@ use amphi_types::{ByteRange, Ino, SessionId};
 use std::collections::BTreeSet;
 
 impl FileLocks {
-    /// Ends the wait of a request whose caller was interrupted. `false` if it does not wait: it was granted, which is
-    /// not undone, or its session was dropped.
+    /// Ends the wait of a request whose caller was interrupted. Returns `false` if it does not wait: it was granted,
+    /// which is not undone, or its session was dropped.
     pub fn cancel(&mut self, id: WaitId) -> bool {
         let mut woken = BTreeSet::new();
         let Some(wait) = self.take_wait(id, &mut woken) else { return false };
@@ -51,8 +51,8 @@ impl FileLocks {
         }
     }
 
-    /// Whether requests of the owner wait behind earlier requests. An owner that already has a lock on the file does
-    /// not, because an earlier request may be waiting for that lock.
+    /// Returns whether requests of the owner wait behind earlier requests. An owner that already has a lock on the file
+    /// does not, because an earlier request may be waiting for that lock.
     pub(super) fn yields(&self, party: Option<Party>, ino: Ino) -> bool {
         #[cfg(test)]
         if self.planted == Some(super::tests::PlantedBug::JumpQueue) {
@@ -86,7 +86,7 @@ impl FileLocks {
         id
     }
 
-    /// Removes a request from the queue. Those that watched it have to be checked again.
+    /// Removes a request from the queue. Requests that watched it have to be checked again.
     pub(super) fn take_wait(&mut self, id: WaitId, woken: &mut BTreeSet<WaitId>) -> Option<Wait> {
         self.unwatch(id);
         let wait = self.waits.remove(&id)?;

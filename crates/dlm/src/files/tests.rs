@@ -21,7 +21,7 @@ pub(crate) enum PlantedBug {
     LoseWake,
     /// Requests look at held locks only.
     JumpQueue,
-    /// Deadlocks are not looked for.
+    /// No search for deadlocks.
     NoCycles,
 }
 

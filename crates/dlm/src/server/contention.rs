@@ -7,14 +7,14 @@
 //! The window consists of two halves; their sum covers between one half and one whole window. An object becomes
 //! contended
 //!
-//! * by number: `threshold` conflicts within half a window always suffice, and fewer than that within one window never
-//!   do;
+//! * by number: `threshold` conflicts within half a window always make the object contended, and fewer within a whole
+//!   window never do;
 //! * by waiting: `ping_pongs` ping-pongs within the window, which took `waited_ns` together.
 //!
 //! Counting conflicts alone is slow where detection matters most. With 10 ms for each hand-over, it takes 160 ms to
-//! notice what a few hand-overs show. Waiting time alone proves no contention. One hand-over of a large file takes a
-//! second, and each of ten readers waits for that second. So only hand-overs back and forth count. Many mounts that
-//! each write a part of their own look like ping-pong at first, because each loses the grown lock once. So several
+//! detect what two hand-overs already show. Waiting time alone proves no contention. One hand-over of a large file
+//! takes a second, and each of ten readers waits for that second. So only hand-overs back and forth count. Many mounts
+//! that each write a separate part look like ping-pong at first, because each loses its grown lock once. So several
 //! ping-pongs are required. The time of a hand-over that still lasts counts from the moment at which the losing session
 //! requests the object again, and not before. So the second mount that requests a large file is not advised to go
 //! direct.
@@ -23,11 +23,11 @@
 //! that is written for some seconds would be cached for a large part of that time. So within `FORESEEN_NS` after an
 //! object became contended, the next `foreseen` objects become contended with their first ping-pong, if it took `1 /
 //! EARLY_PART` of the time. After these, one object has to be detected in full again. An object that is handed over
-//! once is never judged by this rule.
+//! only once never becomes contended by this rule.
 //!
 //! An object stays contended for `hold_ns` after the last conflict, and after the last ping-pong that made it
-//! contended, whichever locks remain. So the state does not flap when clients go direct and leave no cached lock
-//! behind.
+//! contended, whichever locks remain. So the state does not flap when clients switch to direct requests and leave no
+//! cached lock behind.
 //!
 //! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 ping-pongs of 5 ms together;
 //! the object stays contended for 5 s. Bound: `max_objects` windows of about 400 bytes. When there are more, the window
@@ -49,17 +49,19 @@ pub struct ContentionLimits {
     pub window_ns: u64,
     /// Conflicts in one window that make an object contended.
     pub threshold: usize,
-    /// Ping-pongs in one window that make an object contended if they took long enough. 0: they never do.
+    /// Ping-pongs in one window that make an object contended if they took long enough. 0: ping-pongs never make an
+    /// object contended.
     pub ping_pongs: usize,
     /// The least time that they have to take together.
     pub waited_ns: u64,
-    /// Number of objects that become contended with their first ping-pong, after one was detected in full. 0: none.
+    /// Number of objects that become contended with their first ping-pong, after one was detected in full. 0: no object
+    /// does.
     pub foreseen: usize,
     /// How long an object stays contended after its last conflict.
     pub hold_ns: u64,
     /// Most objects that are remembered.
     pub max_objects: usize,
-    /// Whether conflicts are counted and objects reported as contended at all.
+    /// Whether conflicts are counted and objects are reported as contended at all.
     pub enabled: bool,
 }
 
@@ -85,7 +87,8 @@ pub(super) struct Found {
     pub contended: u64,
     /// Contended objects that became so by waiting.
     pub by_waiting: u64,
-    /// Number of these that became contended with their first ping-pong, because other objects were contended before.
+    /// Number of these that became contended with their first ping-pong, because other objects had become contended
+    /// before.
     pub foreseen: u64,
     pub ping_pongs: u64,
     pub ping_pongs_ns: u64,
@@ -144,12 +147,13 @@ impl Window {
             && self.ping_pongs_ns.sum() >= limits.waited_ns
     }
 
-    /// Whether there were enough ping-pongs under the rule for further objects.
+    /// Returns whether there were enough ping-pongs under the rule for further objects.
     fn bounces_early(&self, limits: &ContentionLimits) -> bool {
         limits.ping_pongs > 0 && self.ping_pongs.sum() > 0 && self.ping_pongs_ns.sum() >= limits.waited_ns / EARLY_PART
     }
 
-    /// If `so`, the object is contended for the hold time from now on. Returns whether it was not contended before.
+    /// If `so` is true, the object is contended for the hold time from now on. Returns whether it became contended by
+    /// this call.
     fn judge(&mut self, now_ns: u64, limits: &ContentionLimits, so: bool) -> bool {
         let begins = so && now_ns >= self.contended_until_ns;
         if so {
@@ -181,7 +185,8 @@ impl Contention {
         (self.foreseen, self.foreseen_until_ns) = (self.limits.foreseen, now_ns.saturating_add(FORESEEN_NS));
     }
 
-    /// Sets other limits from now on. Counts of another window are used as if they had been made with this one.
+    /// Sets the limits that apply from now on. If the window has another length, the existing counts are used as if
+    /// they had been made with the new one.
     pub fn tune(&mut self, limits: ContentionLimits) {
         self.limits = limits;
     }
@@ -219,7 +224,8 @@ impl Contention {
         self.expire(now_ns);
     }
 
-    /// Notes that a lock was called back because a request conflicts with it. Only for objects with a noted conflict.
+    /// Notes that a lock was called back because a request conflicts with it. This is done only for objects with a
+    /// noted conflict.
     pub fn called_back(&mut self, now_ns: u64, object: ObjectId, loser: SessionId) {
         if let Some(window) = self.windows.get_mut(&object) {
             window.hand_overs.called_back(now_ns, loser);
@@ -345,14 +351,14 @@ mod tests {
             self.conflicts.iter().filter(|(at, _)| now - at < span).map(|&(_, count)| count).sum()
         }
 
-        /// Whether few conflicts that took long, of those within `span`, make the object contended.
+        /// Returns whether few conflicts that took long, of those within `span`, make the object contended.
         fn bounces(&self, now: u64, span: u64) -> bool {
             let (mut ping_pongs, mut time) = (0, 0);
             for party in &self.parties {
                 for (asked, called, free) in party.ping_pongs() {
                     if now - asked < span {
                         ping_pongs += 1;
-                        // The part that was over or under way when it was requested.
+                        // The part that was already over, or still under way, when the object was requested.
                         time += free.map_or(asked, |free| free.min(asked)) - called;
                     }
                     if let Some(free) = free.filter(|&free| free > asked && now - free < span) {
@@ -365,9 +371,9 @@ mod tests {
     }
 
     /// Goal: enough conflicts or long enough ping-pongs in half a window make an object contended, and without enough
-    /// of either in a whole window it never becomes so. It stays contended for the hold time after its last conflict,
-    /// and not longer. Method: random conflicts, callbacks, releases and requests of three sessions, compared with a
-    /// list of all of them.
+    /// of either in a whole window it never becomes so. The object stays contended for the hold time after its last
+    /// conflict, and not longer. Method: random conflicts, callbacks, releases and requests of three sessions; the
+    /// verdicts are compared with those from a list of all of them.
     #[test]
     fn detector_stays_between_its_bounds() {
         let (mut became, mut ended, mut bounced) = (0, 0, 0);
@@ -376,7 +382,7 @@ mod tests {
             let mut contention = Contention::new(LIMITS);
             let mut all = History::default();
             let (mut now, mut was, mut least, mut most) = (1000, false, 0, 0);
-            // Some have so few conflicts that only ping-pongs can be what makes them contended.
+            // Some runs have so few conflicts that only ping-pongs can make the object contended.
             let (spread, often) = (1 + seed % 30, if seed % 2 == 0 { 3 } else { 16 });
             for _ in 0..300 {
                 now += random.below(spread) + if random.below(60) == 0 { 60 } else { 0 };
@@ -441,7 +447,7 @@ mod tests {
 
     /// Goal: after the contention of an object was detected in full, as many further objects as the limit says become
     /// contended with one ping-pong. Then one object has to be detected in full again. No object becomes contended
-    /// without a ping-pong, by a short one, after a minute, or with the limit 0. Method: objects one after the other.
+    /// without a ping-pong, by a short one, after a minute, or with the limit 0. Method: one object after the other.
     #[test]
     fn contention_is_expected_where_it_was() {
         const MS: u64 = 1_000_000;

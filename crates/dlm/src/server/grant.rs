@@ -3,10 +3,10 @@
 //! Owns: the growth rules. Does not own: whether a request may be granted (`queue`).
 //!
 //! Rules: if the object has no incompatible lock or request, a grant covers all of it. So a single user sends only one
-//! request. With incompatible locks or requests, a grant grows only upward, to the next of them. Files are mostly
-//! written forward, and downward growth would take bytes that a neighbour is about to request. With more than
-//! `crowd_locks` incompatible ones, growth ends `crowd_growth_bytes` after the start, unless either is 0. What is added
-//! never overlaps a conflicting granted lock or waiting request.
+//! request. If there are incompatible locks or requests, a grant grows only upward, to the next of them. Files are
+//! mostly written forward, and downward growth would take bytes that a neighbour is about to request. With more than
+//! `crowd_locks` incompatible ones, growth ends `crowd_growth_bytes` after the start, unless either is 0. The bytes
+//! that growth adds never overlap a conflicting granted lock or waiting request.
 
 use super::{Action, LockSpace, Object, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -58,7 +58,7 @@ impl LockSpace {
     fn grown(&self, view: &Object, owner: Owner, mode: Mode, asked: ByteRange) -> ByteRange {
         let (crowd, most) = (self.limits.crowd_locks, self.limits.crowd_growth_bytes);
         let cuts = crowd > 0 && most > 0;
-        // One incompatible lock shows that others use the object; more than `crowd` show that growth is cut.
+        // One incompatible lock shows that others use the object; more than `crowd` mean that growth is limited.
         let cap = if cuts { crowd.saturating_add(1) } else { 1 };
         let mut incompatible = 0;
         let mut end = u64::MAX;

@@ -3,10 +3,10 @@
 //! Owns: the table of members, and which direct requests are those of members. Does not own: which locks conflict
 //! (`mode`), queues (`queue`).
 //!
-//! A group is in force on an object while a lock of it is granted there. While a group is in force, nothing else is
+//! A group is in force on an object while one of its locks is granted there. While a group is in force, nothing else is
 //! granted but direct requests of its members. A request to join a group in force, and members' direct requests, pass
-//! all other waiting requests. These wait for the end of the group, and the end of the group may wait for the passing
-//! requests. So a group that always has a member keeps others out, which is its purpose.
+//! all other waiting requests. The waiting requests wait for the end of the group, and that end may wait for the
+//! requests that pass them. So a group that always has a member keeps others out, which is its purpose.
 
 use super::{GROUP, LockSpace, Object, State, class, conflicting};
 use crate::mode::{GroupId, LockId, Mode, Owner};
@@ -20,22 +20,22 @@ impl LockSpace {
         self.forest.highest(view.granted[GROUP], None).map(|entry| GroupId(entry.session.0))
     }
 
-    /// Whether a lock of another group is held or requested.
+    /// Returns whether a lock of another group is held or requested.
     pub fn has_other_group(&self, object: ObjectId, group: GroupId) -> bool {
         let others = Search::overlap(ByteRange::ALL, Some(SessionId(group.0)));
         let Some(view) = self.objects.get(&object) else { return false };
         [view.granted[GROUP], view.waiting[GROUP]].iter().any(|tree| self.forest.find(*tree, &others).is_some())
     }
 
-    /// Whether a request waits for the end of the group in force on an object. Members' own requests wait for each
-    /// other and do not count.
+    /// Returns whether a request waits for the end of the group in force on an object. Members' own requests wait for
+    /// each other and do not count.
     pub fn group_wanted(&self, object: ObjectId) -> bool {
         let Some(view) = self.objects.get(&object) else { return false };
         self.in_force(view).is_some() && view.waiting[..=GROUP].iter().any(|tree| !tree.is_empty())
     }
 
-    /// Whether the session's request for that group lock was granted (`true`) or waits (`false`). `None`: there is no
-    /// such request.
+    /// Returns whether the session's request for that group lock was granted (`true`) or waits (`false`). `None`: there
+    /// is no such request.
     pub fn group_request(&self, session: SessionId, id: LockId, object: ObjectId, group: GroupId) -> Option<bool> {
         let lock = self.locks.get(&id)?;
         let same = lock.owner == Owner::Group(session, group) && lock.object == object;

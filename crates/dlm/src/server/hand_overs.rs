@@ -4,12 +4,12 @@
 //! and whether the session requested the object again too soon. Does not own: the consequences of ping-pongs
 //! (`contention`).
 //!
-//! A hand-over lasts from the callback to the release. That is the least time that the conflicting request waits, and
-//! it would be saved without caching. A hand-over is a *ping-pong* (it *bounces*) if the session that loses the lock
+//! A hand-over lasts from the callback to the release. The conflicting request waits at least for that time, which
+//! would be saved without caching. A hand-over is a *ping-pong* (it *bounces*) if the session that loses the lock
 //! requests bytes of the object again too soon: during the hand-over, or before others had the lock for a quarter of
-//! its time. In ping-pong, the object goes back and forth and is mostly on its way. A file that one process has written
-//! and others read is handed over too. This may take seconds, but its writer does not request it again. Processes that
-//! take strict turns request it again only when the other one is done.
+//! its time. In ping-pong, the object goes back and forth and is being handed over most of the time. A file that one
+//! process has written and others read is handed over too. This may take seconds, but the writer does not request the
+//! file again. Processes that take strict turns request it again only when the other one is done.
 //!
 //! Invariants: a hand-over is a ping-pong at most once. Its time counts once, however many requests wait for it.
 //! Numbers: 32 bytes for each session.
@@ -23,7 +23,7 @@ const USE_PART: u64 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Called back, and not requested again yet.
+    /// The lock was called back, and its session has not requested the object again yet.
     Called { since_ns: u64 },
     /// A ping-pong whose lock is not released yet. `counted_ns` of its time is counted already.
     Bounced { counted_ns: u64 },
@@ -43,7 +43,7 @@ struct HandOver {
 #[derive(Clone, Default)]
 pub(super) struct HandOvers {
     parties: [Option<HandOver>; PARTIES],
-    /// Where the next new session is put.
+    /// The place for the next new session.
     next: usize,
 }
 
@@ -78,8 +78,8 @@ impl HandOvers {
         }
     }
 
-    /// The session requests bytes of the object. If that makes a hand-over a ping-pong, returns how many ns that
-    /// hand-over has taken so far. The rest is returned by [`HandOvers::free`].
+    /// The session requests bytes of the object. If that makes a hand-over a ping-pong, returns for how many ns that
+    /// hand-over has lasted so far. The rest is returned by [`HandOvers::free`].
     pub fn asked(&mut self, now_ns: u64, session: SessionId) -> Option<u64> {
         let known = self.of(session)?;
         let (bounced_ns, stage) = match known.stage {
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(all.asked(30, A), Some(20));
         assert_eq!(all.asked(31, A), None, "once");
         assert_eq!((all.free(50, A), all.free(60, A)), (20, 0));
-        // Free for a quarter of its time, less one; then for a quarter.
+        // First others have the lock for a quarter of the hand-over's time less one ns; then for a full quarter.
         all.called_back(100, A);
         assert_eq!((all.free(200, A), all.free(210, A)), (0, 0));
         assert_eq!(all.asked(224, A), Some(100));

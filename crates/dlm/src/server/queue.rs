@@ -3,10 +3,10 @@
 //! Owns: the states of a request: enqueued, waiting, granted, and removed. Does not own: how far a grant grows
 //! (`grant`).
 //!
-//! A request waits for every conflicting granted lock and every earlier conflicting request. Of these, the request
-//! watches only one. When that lock or request is gone, the request is checked again, and either watches another one or
-//! is granted. So the return of a lock costs what it wakes, not the length of the queue. A watched request that is
-//! granted stays watched, because it still conflicts.
+//! A request waits for every conflicting granted lock and every earlier conflicting request. The request watches only
+//! one of these. When that lock or request is gone, the request is checked again, and either watches another one or is
+//! granted. So the return of a lock costs time for the requests that it wakes, not for the length of the queue. A
+//! watched request that is granted stays watched, because it still conflicts.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 impl LockSpace {
     /// Requests a lock. It is granted at once or later, always through [`LockSpace::poll_action`]. Conflicting requests
-    /// are granted in the order in which they came.
+    /// are granted in the order of their arrival.
     pub fn enqueue(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
         self.enter(now_ns, request, true)
     }
@@ -77,7 +77,8 @@ impl LockSpace {
     }
 
     /// The client returns locks, or withdraws requests. Ids that do not belong to the session, or are already gone, are
-    /// ignored. They are the normal result of a race between a cancel and an eviction. Returns how many there were.
+    /// ignored. They are the normal result of a race between a cancel and an eviction. Returns the number of locks and
+    /// requests that were removed.
     pub fn cancel(&mut self, now_ns: u64, session: SessionId, ids: &[LockId]) -> usize {
         let of_session = |lock: &Lock| !lock.owner.is_direct() && lock.owner.session() == session;
         let own = |id: &LockId| self.locks.get(id).is_some_and(of_session);
@@ -115,8 +116,8 @@ impl LockSpace {
         dropped
     }
 
-    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. To be
-    /// called before new requests are accepted.
+    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. It has to
+    /// be called before new requests are accepted.
     pub fn restore(
         &mut self,
         owner: Owner,
@@ -149,8 +150,8 @@ impl LockSpace {
         Ok(())
     }
 
-    /// As [`LockSpace::restore`], but under a new id, with which the client continues. To be called before new requests
-    /// are accepted.
+    /// As [`LockSpace::restore`], but under a new id, with which the client continues. It has to be called before new
+    /// requests are accepted.
     pub fn take_in(&mut self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> Result<LockId, Refusal> {
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
@@ -177,14 +178,14 @@ impl LockSpace {
         }
     }
 
-    /// Whether a lock or request of another owner conflicts with this lock.
+    /// Returns whether a lock or request of another owner conflicts with this lock.
     fn is_excluded(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
         self.waiting_conflict(&view, owner, mode, range, LockId(u64::MAX)).is_some()
             || self.granted_conflict(&view, owner, mode, range).is_some()
     }
 
-    /// Whether a new request would have to wait.
+    /// Returns whether a new request would have to wait.
     fn is_blocked(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
         self.blocker_of(&view, owner, mode, range, LockId(u64::MAX)).is_some()
@@ -222,14 +223,15 @@ impl LockSpace {
         count
     }
 
-    /// One of the reasons why the request has to wait. Of several requests it is the latest, so that many requests
-    /// behind one lock form a chain in which each release wakes one of them.
+    /// One of the locks or requests for which the request has to wait. If there are several such requests, it is the
+    /// latest, so that many requests behind one lock form a chain in which each release wakes one of them.
     fn blocker(&self, view: &Object, id: LockId) -> Option<LockId> {
         let lock = &self.locks[&id];
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
     }
 
-    /// As `blocker`, for a request that takes the place in the queue that it would have if it had been made at `id`.
+    /// Works as `blocker`, for a request that takes the place in the queue that it would have if it had been made at
+    /// `id`.
     fn blocker_of(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, id: LockId) -> Option<LockId> {
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {
@@ -352,7 +354,7 @@ impl LockSpace {
         self.actions.push_back(Action::Callback { id, session, object, wanted_mode, wanted_range, contended });
     }
 
-    /// Removes locks and requests, and then checks the requests that watched them, in the order in which they came.
+    /// Removes locks and requests, and then checks the requests that watched them, in the order of their arrival.
     fn remove(&mut self, now_ns: u64, ids: &BTreeSet<LockId>) {
         let mut woken = BTreeSet::new();
         let mut left = BTreeSet::new();
@@ -406,7 +408,7 @@ impl LockSpace {
     }
 }
 
-/// The smallest range of whole units around `range`. The end of the address space stays where it is.
+/// The smallest range of whole units around `range`. The end of the address space is not widened.
 fn widen(range: ByteRange, unit_bytes: u64) -> ByteRange {
     let mask = unit_bytes - 1;
     let end = range.end.checked_add(mask).map_or(u64::MAX, |end| end & !mask);

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CLIENTS: u64 = 1000;
 const ROUNDS: usize = 20;
 
-/// One client, and its next step.
+/// A client and its next step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Nothing,

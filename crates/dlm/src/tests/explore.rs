@@ -89,8 +89,8 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
     ]
 }
 
-/// Programs with lock-ahead of bytes that others have locked, request, or request ahead as well. Such locks are used,
-/// called back or never used.
+/// Programs with lock-ahead of bytes that other clients have locked, request, or request ahead as well. Such locks are
+/// used, called back or never used.
 fn ahead_programs() -> Vec<Vec<Vec<Op>>> {
     use Mode::{Read, Write};
     vec![
@@ -206,7 +206,7 @@ fn programs() -> Vec<Vec<Vec<Op>>> {
             vec![op(Read, 0, 3, 0), op(Write, 1, 3, 2)],
             vec![exact(op(Write, 2, 3, 3)), op(Read, 0, 1, 0)],
         ],
-        // Clients that cache and go direct in turn.
+        // Clients that cache and make direct requests in turn.
         vec![
             vec![op(Write, 0, 2, 1), direct(op(Write, 1, 3, 2)), op(Read, 0, 3, 0)],
             vec![op(Write, 1, 3, 3), direct(op(Read, 0, 2, 0)), op(Read, 0, 3, 0)],

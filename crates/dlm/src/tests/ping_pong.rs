@@ -20,7 +20,7 @@ impl Story {
         Story { space: LockSpace::new(LockLimits::default(), 1), now_ns: 0, slow_ns }
     }
 
-    /// Whether the session holds a sufficient lock that was not called back.
+    /// Returns whether the session holds a sufficient lock that was not called back.
     fn has(&self, session: SessionId, mode: Mode, range: ByteRange) -> bool {
         let called: Vec<LockId> = self.space.called_back(session).map(|(id, _)| id).collect();
         self.space
@@ -64,8 +64,8 @@ impl Story {
 
 fn nothing(_: &mut Story, _: SessionId) {}
 
-/// Two writers of adjacent pieces, of which the second is a little ahead of the first. It loses its lock to the first
-/// each time, and requests its next piece at once. Returns the counters when the object became contended.
+/// Two writers of adjacent pieces, of which the second is a little ahead of the first. The second writer loses its lock
+/// to the first each time, and requests its next piece at once. Returns the counters when the object became contended.
 fn ping_pong(story: &mut Story) -> LockCounts {
     for n in 0..40 {
         let at = n * PIECE;
@@ -84,9 +84,9 @@ fn ping_pong(story: &mut Story) -> LockCounts {
     story.space.counts()
 }
 
-/// Goal: with slow answers ping-pong is detected after as many hand-overs as the tunables say. With fast answers, and
-/// with that rule turned off, it is detected by the number of conflicts. The counters show which rule it was. Method:
-/// the same ping-pong at two speeds.
+/// Goal: with slow answers, ping-pong is detected after the number of hand-overs that the tunables give. With fast
+/// answers, or with that rule turned off, it is detected by the number of conflicts. The counters show which of the
+/// rules it was. Method: the same ping-pong at two speeds.
 #[test]
 fn slow_ping_pong_shows_soon() {
     let slow = ping_pong(&mut Story::new(15 * MS));

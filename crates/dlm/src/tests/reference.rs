@@ -80,7 +80,7 @@ impl Reference {
         }
     }
 
-    /// Whether cached locks of the session cover the range.
+    /// Returns whether cached locks of the session cover the range.
     fn holds(&self, session: SessionId, object: ObjectId, range: ByteRange) -> bool {
         let own = |e: &&Entry| e.object == object && e.owner == Owner::Cached(session);
         let held: Vec<ByteRange> = self.entries.iter().filter(own).filter_map(|e| e.granted).collect();

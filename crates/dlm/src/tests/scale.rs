@@ -44,8 +44,8 @@ fn strided_locks_are_not_quadratic() {
     assert!(per_lock < 1200, "{per_lock} nodes for each lock");
 }
 
-/// Goal: a crowd that waits for one byte is served in order at O(log n) each. Method: 100,000 direct writers of one
-/// byte.
+/// Goal: many requests that wait for one byte are served in order, at O(log n) each. Method: 100,000 direct writers of
+/// one byte.
 #[test]
 fn crowd_on_one_byte_is_not_quadratic() {
     let limits = LockLimits { max_direct: 200_000, ..LockLimits::default() };

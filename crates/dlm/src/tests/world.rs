@@ -6,8 +6,8 @@
 //!
 //! Faults are steps too, as many as a test permits: the server restarts, or a session ends, with all its messages under
 //! way. A client whose session has ended uses nothing of it any more. (Leases and the order in which targets release
-//! locks ensure that, and are not modelled.) It has lost what it had not written back, and continues its program in a
-//! new session.
+//! locks ensure that, and are not modelled.) The client has lost what it had not written back, and continues its
+//! program in a new session.
 
 use super::{PlantedBug, object};
 use crate::client::{CacheLimits, CallbackPlan, Granted, Hit, LockAction, LockCache, LockRef, RequestId};
@@ -29,7 +29,7 @@ pub(super) enum Extent {
     Ahead,
 }
 
-/// One I/O of a client's program, or a lock-ahead.
+/// One I/O or one lock-ahead of a client's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Op {
     pub object: u32,
@@ -133,7 +133,7 @@ impl Client {
         Some(self.write_back(n, id, object, &ranges, false))
     }
 
-    /// Whether a byte of the range is being flushed.
+    /// Returns whether a byte of the range is being flushed.
     fn busy(&self, object: ObjectId, range: ByteRange) -> bool {
         self.flushing.values().any(|message| {
             matches!(message, Message::Flush { object: other, bytes, .. }
@@ -196,7 +196,7 @@ impl Client {
     }
 }
 
-/// What can happen next.
+/// The events that can happen next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Deliver(usize),
@@ -220,7 +220,7 @@ pub(super) struct World {
     asked: BTreeMap<LockId, (usize, u64)>,
     /// Granted direct requests whose I/O is in progress. Those of a session that has ended are finished too.
     directs: Vec<(LockId, SessionId, Op)>,
-    /// Clients whose sessions may end, once each.
+    /// Clients whose sessions may end, each of them once.
     pub evictable: BTreeSet<usize>,
     /// How often the server may restart.
     pub restarts: u32,

@@ -10,7 +10,8 @@
 //! * From the moment a revocation is received until a later grant, none of its keys is used, whatever replies still
 //!   arrive.
 //! * From the moment a change of this client is sent until a grant made after the change, its keys are not used either.
-//!   Another client may see the change before the reply is here, and tell a program of this client.
+//!   Another client may see the change before the reply has arrived here, and its program may inform a program of this
+//!   client.
 //! * Nothing here waits, so a revocation can be answered as soon as it was applied.
 //!
 //! Numbers: [`TokenCache::get`] is one lookup without allocation. 65,536 values are cached. If a further one is stored,
@@ -116,15 +117,15 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// To be called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that continues
-    /// during suspend. A request that is sent again keeps its first ask.
+    /// It has to be called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that
+    /// continues during suspend. A request that is sent again keeps its first ask.
     pub fn ask(&mut self, now_ns: u64) -> Ask {
         self.last_ask += 1;
         self.asks.insert(self.last_ask);
         Ask { id: self.last_ask, sent_ns: now_ns }
     }
 
-    /// Stores what a reply shows, if it may still be cached. Returns whether it was stored.
+    /// Stores the values that a reply shows, if they may still be cached. Returns whether it was stored.
     pub fn store(&mut self, now_ns: u64, ask: Ask, key: TokenKey, grant: Grant, value: V) -> bool {
         let sent_ns = ask.sent_ns;
         #[cfg(test)]
@@ -174,15 +175,15 @@ impl<V> TokenCache<V> {
         self.lend(now_ns, key).map(|(value, _)| value)
     }
 
-    /// The cached value, and the timeout with which a kernel may cache it, provided that it is told of a revocation
-    /// too.
+    /// The cached value, and the timeout with which a kernel may cache it, provided that a revocation is passed on to
+    /// the kernel too.
     pub fn lend(&self, now_ns: u64, key: TokenKey) -> Option<(&V, u64)> {
         let cached = self.values.get(&key).filter(|cached| now_ns < cached.end_ns)?;
         Some((&cached.value, cached.end_ns - now_ns))
     }
 
     /// Applies a revocation, which may arrive twice. A kernel that caches values of these keys has to drop them,
-    /// whether or not they are still cached here. After that the answer to the revocation is always sent. Returns how
+    /// whether or not they are still cached here. After that, the answer to the revocation is always sent. Returns how
     /// many values were dropped here.
     pub fn revoke(&mut self, revoke: &Revoke) -> usize {
         let mut dropped = 0;
@@ -200,8 +201,8 @@ impl<V> TokenCache<V> {
         dropped
     }
 
-    /// To be called before a request is sent that changes these keys and names them. The values of these keys are not
-    /// used until the request is answered.
+    /// It has to be called before a request is sent that changes these keys and names them. The values of these keys
+    /// are not used until the request is answered.
     pub fn changing(&mut self, keys: &[TokenKey]) -> OwnChange {
         self.last_change += 1;
         let id = OwnChange(self.last_change);
@@ -217,9 +218,9 @@ impl<V> TokenCache<V> {
         id
     }
 
-    /// Called when the change was answered, with the number from `TokenSpace::end_change`. To be called before grants
-    /// of the same reply are stored. `None` if the change was not carried out and never will be. A call whose outcome
-    /// is unknown has not ended, even if its caller was interrupted.
+    /// Called when the change was answered, with the number from `TokenSpace::end_change`. It has to be called before
+    /// the grants of the same reply are stored. Returns `None` if the change was not carried out and never will be. A
+    /// call whose outcome is unknown has not ended, even if its caller was interrupted.
     pub fn changed(&mut self, change: OwnChange, number: Option<TokenNumber>) {
         for key in self.changes.remove(&change).unwrap_or_default() {
             if let Some(count) = self.changing.get_mut(&key) {
@@ -237,15 +238,15 @@ impl<V> TokenCache<V> {
     }
 
     /// Called when the target has restarted: earlier values are dropped, and earlier grants are void by their numbers.
-    /// After this the client presents itself. Requests that are sent again keep their asks, and changes of this client
-    /// continue.
+    /// After this the client presents its state. Requests that are sent again keep their asks, and changes of this
+    /// client continue.
     pub fn restarted(&mut self, generation: u16) {
         self.generation = self.generation.max(generation);
         self.values.clear();
         self.by_end.clear();
     }
 
-    /// As `lose_all`, but keeps values of keys that are not `lost`. Grants on their way are void too.
+    /// Works as `lose_all`, but keeps values of keys that are not `lost`. Grants on their way are void too.
     pub fn lose(&mut self, lost: impl Fn(TokenKey) -> bool) {
         self.values.retain(|key, _| !lost(*key));
         self.by_end.retain(|(_, key)| !lost(*key));
@@ -264,7 +265,7 @@ impl<V> TokenCache<V> {
         self.values.len()
     }
 
-    /// Whether no value is cached.
+    /// Returns whether no value is cached.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

@@ -6,7 +6,7 @@
 //! Invariants: at most `max_dirs` directories are remembered, and the one whose last change is the oldest is forgotten
 //! first. Forgetting costs a revocation from time to time, never coherence.
 //!
-//! The number behind this: if each create of other clients revoked a listing token, each create would cost a round trip
+//! The number behind this: if each create by other clients revoked a listing token, each create would cost a round trip
 //! to every holder. So 2 changes by different sessions within 2 s end listing tokens of the directory for 5 s.
 
 use amphi_types::{Ino, SessionId};
@@ -69,7 +69,7 @@ impl History {
         }
     }
 
-    /// Whether several sessions changed the directory lately.
+    /// Returns whether several sessions changed the directory lately.
     pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
         self.dirs.get(&dir).is_some_and(|known| now_ns < known.shared_until_ns)
     }

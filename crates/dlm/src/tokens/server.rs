@@ -7,10 +7,10 @@
 //!
 //! Invariants, checked by the model tests:
 //!
-//! * While a change is ready, no session may use a cached value of its keys. Each token on them was answered for,
+//! * While a change is ready, no session may use a cached value of its keys. Each token on them was given back,
 //!   belonged to a session that cannot use it any more, or has expired here and therefore earlier at the client.
 //! * A key with a change that waits or is ready gets no grant. So tokens of a key only become fewer while a change
-//!   waits.
+//!   waits. A listing is granted to the session whose changes these are, which do not wait for that session's token.
 //! * A token is in `tokens` and in exactly one of `held` and `leaving`, and in the same set of its session.
 //! * A token under revocation stays in the table until the answer, so bounds count it and later changes wait for it.
 //!
@@ -39,8 +39,8 @@ const EXPIRE_BATCH: usize = 1024;
 pub struct TokenLimits {
     /// How long a client may use a token, counted from its request. 0: none is granted.
     pub life_ns: u64,
-    /// How much longer a token is valid at the server, counted from the grant. It has to be more than two clocks may
-    /// drift apart within a life.
+    /// How much longer a token is valid at the server, counted from the grant. It has to be more than the drift of two
+    /// clocks within a token's life.
     pub margin_ns: u64,
     /// Most tokens of the target, including those under revocation.
     pub max_tokens: usize,
@@ -71,12 +71,12 @@ impl Default for TokenLimits {
     }
 }
 
-/// Why a reply may not be cached.
+/// The reason why a reply may not be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoGrant {
     /// Tokens are switched off, as in sole mode.
     Off,
-    /// Another session writes the file.
+    /// Another session has the file open for writing.
     Written,
     /// A change of the key is under way.
     Changing,
@@ -88,6 +88,8 @@ pub enum NoGrant {
     Unpresented,
     /// The table, or the session's part of it, is full.
     Full,
+    /// The session does not hold the token that is to be renewed.
+    NotHeld,
 }
 
 /// The next action of the target.
@@ -125,7 +127,7 @@ pub enum SessionEnd {
 enum State {
     Held,
     Revoked(RevokeId),
-    /// A token of a session that was cut off. Only time ends it.
+    /// A token of a session that was cut off. The token ends only when it expires.
     Orphan,
 }
 
@@ -169,7 +171,7 @@ struct Counts {
     revocations: u64,
 }
 
-/// Revocations under way.
+/// Revocations that are under way.
 #[cfg_attr(test, derive(Clone, Hash))]
 struct Revoking {
     pending: BTreeMap<RevokeId, Pending>,
@@ -189,7 +191,7 @@ pub struct TokenSpace {
     /// Tokens under revocation, and orphans.
     leaving: BTreeMap<Age, (TokenKey, SessionId)>,
     sessions: BTreeMap<SessionId, Session>,
-    /// Revocations under way.
+    /// Revocations that are under way.
     revoking: Revoking,
     changes: BTreeMap<ChangeId, Change>,
     next_change: u64,
@@ -235,13 +237,14 @@ impl TokenSpace {
         self.actions.pop_front()
     }
 
-    /// Whether the directory is concurrently changed, so that a token for it would be revoked soon.
+    /// Returns whether the directory is concurrently changed, so that a token for it would be revoked soon.
     pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
         self.history.is_shared(now_ns, dir)
     }
 
-    /// Grants a token for what a reply shows. Has to be called in the same step that reads the value, with nothing in
-    /// between. `written`: another session writes the file, so its size and times change without a change here.
+    /// Grants a token for the values that a reply shows. This has to be called in the same step that reads the value,
+    /// with nothing in between. `written`: another session has the file open for writing, so its size and times change
+    /// without a change here.
     pub fn grant(&mut self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Result<Grant, NoGrant> {
         let limits = self.limits;
         if limits.life_ns == 0 {
@@ -250,7 +253,7 @@ impl TokenSpace {
         if written {
             return Err(NoGrant::Written);
         }
-        let changing = self.queues.contains_key(&key);
+        let changing = self.is_changing(key, session);
         #[cfg(test)]
         let changing = changing && self.bug != Some(PlantedBug::GrantDuringChange);
         if changing {
@@ -286,13 +289,25 @@ impl TokenSpace {
         Ok(Grant { number, life_ns: limits.life_ns })
     }
 
+    /// As `grant`, if the session holds the token without a break until now.
+    ///
+    /// Errors: as `grant`; `NotHeld`.
+    pub fn renew(&mut self, now_ns: u64, session: SessionId, key: TokenKey) -> Result<Grant, NoGrant> {
+        let holds = |token: &Token| token.state == State::Held && token.expires_ns > now_ns;
+        if !self.tokens.get(&(key, session)).is_some_and(holds) {
+            return Err(NoGrant::NotHeld);
+        }
+        self.grant(now_ns, session, key, false)
+    }
+
     /// The newest number that was granted. Every grant up to it was read before this moment.
     pub fn number(&self) -> TokenNumber {
         TokenNumber::new(self.generation, self.counts.grants)
     }
 
-    /// The session answered: it has dropped what the revocation names, and does not use it any more. Answers to unknown
-    /// revocations (answered before, or the session was dropped) are ignored. Returns whether the revocation was known.
+    /// The session answered: it has dropped the values that the revocation names, and does not use them any more.
+    /// Answers to unknown revocations (answered before, or the session was dropped) are ignored. Returns whether the
+    /// revocation was known.
     pub fn revoked(&mut self, session: SessionId, id: RevokeId) -> bool {
         if self.revoking.pending.get(&id).is_none_or(|pending| pending.revoke.session != session) {
             return false;
@@ -308,7 +323,7 @@ impl TokenSpace {
     }
 
     /// Called when the session is over. Changes that it began stay until [`TokenSpace::end_change`]. Returns how many
-    /// tokens it had.
+    /// tokens the session had.
     pub fn drop_session(&mut self, session: SessionId, end: SessionEnd) -> usize {
         #[cfg(test)]
         let end = if self.bug == Some(PlantedBug::IgnoreCutOff) { SessionEnd::Stopped } else { end };
@@ -347,9 +362,9 @@ impl TokenSpace {
         ids.filter_map(|id| self.revoking.pending.get(id)).map(|pending| &pending.revoke)
     }
 
-    /// To be called first after a restart. These sessions may use tokens that this target does not know any more.
-    /// Changes wait until each of these sessions has presented itself or was dropped as stopped, or until the longest
-    /// life that was ever granted is over.
+    /// It has to be called first after a restart. These sessions may use tokens of which this target has no record any
+    /// more. Changes wait until each of these sessions has presented itself or was dropped as stopped, or until the
+    /// longest life that was ever granted is over.
     pub fn recover(&mut self, now_ns: u64, sessions: impl IntoIterator<Item = SessionId>, longest_life_ns: u64) {
         #[cfg(test)]
         if self.bug == Some(PlantedBug::SkipRecovery) {
@@ -375,7 +390,7 @@ impl TokenSpace {
         self.recovery.iter().flat_map(|recovery| recovery.missing.iter().copied())
     }
 
-    /// Ends expired tokens, at most 1,024. [`TokenSpace::next_deadline`] says when to call again.
+    /// Ends expired tokens, at most 1,024. [`TokenSpace::next_deadline`] says when it has to be called again.
     pub fn tick(&mut self, now_ns: u64) {
         if self.recovery.as_ref().is_some_and(|recovery| recovery.until_ns <= now_ns) {
             self.end_recovery();
@@ -407,15 +422,15 @@ impl TokenSpace {
         quiet.filter_map(|(_, id)| self.revoking.pending.get(id).map(|pending| &pending.revoke))
     }
 
-    /// Whether a session has not answered a revocation that was made at least `quiet_ns` ago for another session's
-    /// change.
+    /// Returns whether a session has not answered a revocation that was made at least `quiet_ns` ago for another
+    /// session's change.
     pub fn leaves_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
         let quiet = self.revoking.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
         quiet.filter_map(|(_, id)| self.revoking.pending.get(id)).any(|p| p.revoke.session == session && !p.own)
     }
 
-    /// Whether a revocation is unanswered.
+    /// Returns whether a revocation is unanswered.
     pub fn awaits_answers(&self) -> bool {
         !self.revoking.deadlines.is_empty()
     }
@@ -448,7 +463,7 @@ impl TokenSpace {
         self.tokens.len()
     }
 
-    /// Whether there is no token.
+    /// Returns whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
@@ -478,8 +493,8 @@ impl TokenSpace {
         self.revoke(now_ns, &oldest, None);
     }
 
-    /// Revokes these tokens for a change of `by`, with as few messages for each session as possible. None of them is
-    /// under revocation yet.
+    /// Revokes these tokens for a change of `by`, with as few messages for each session as possible. None of these
+    /// tokens is being revoked yet.
     fn revoke(&mut self, now_ns: u64, tokens: &BTreeSet<(SessionId, TokenKey)>, by: Option<SessionId>) {
         let mut rest = tokens.iter().copied().peekable();
         while let Some(&(session, _)) = rest.peek() {
@@ -541,8 +556,10 @@ impl TokenSpace {
         }
     }
 
-    fn is_held(&self, key: TokenKey) -> bool {
-        self.tokens.range((key, SessionId(0))..=(key, SessionId(u64::MAX))).next().is_some()
+    /// Whether a session other than `spared` has a token of the key, in whatever state.
+    fn is_held(&self, key: TokenKey, spared: Option<SessionId>) -> bool {
+        let all = self.tokens.range((key, SessionId(0))..=(key, SessionId(u64::MAX)));
+        all.into_iter().any(|((_, session), _)| Some(*session) != spared)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Model tests of tokens.
 //!
-//! `world` joins a target, clients, values and a network that reorders everything; `explore` walks it exhaustively for
-//! small programs, `random` at random for larger ones; `stories` has each race and each bound by itself.
+//! `world` joins a target, clients, values and a network that reorders everything. `explore` tries all orders for small
+//! programs, and `random` random orders for larger ones. `stories` tests each race and each bound by itself.
 
 mod explore;
 mod random;

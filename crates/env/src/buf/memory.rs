@@ -1,13 +1,13 @@
-//! The memory of buffers: how it is allocated and what happens to it when it is freed.
+//! The memory of buffers: how it is allocated, and what happens to it when it is freed.
 //!
 //! Owns: the store of used memory. Does not own: windows and access to bytes (`buf`).
 //!
-//! Buffers below `POOLED_MIN_BYTES` come from the allocator. From there to 1 MiB a buffer is a chunk of a run. There is
-//! one class of chunks for each power of two, with an additional page, so that a payload that begins anywhere within a
-//! page fits its class. Larger buffers are mappings of their own. Runs and mappings request huge pages and lie on their
-//! boundaries: direct I/O from huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of
-//! small pages has more segments than a request of the block layer takes), and memory that comes back used costs no
-//! page faults (0.3 us for each 4 KiB).
+//! Buffers below `POOLED_MIN_BYTES` come from the allocator. Buffers from there up to 1 MiB are chunks of runs. There
+//! is one class of chunks for each power of two, with an additional page, so that a payload that begins anywhere within
+//! a page fits its class. Larger buffers are mappings of their own. Runs and mappings request huge pages and lie on
+//! their boundaries: direct I/O from huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB
+//! request of small pages has more segments than a request of the block layer takes), and memory that comes back used
+//! costs no page faults (0.3 us for each 4 KiB).
 //!
 //! Invariants: memory is in the store, or in one `Memory`, or being returned. Chunks are never unmapped; their number
 //! is bounded by how many were in use at once. Memory in the store beyond the bounds below is returned to the system:
@@ -34,10 +34,10 @@ pub const ALIGN: usize = 4096;
 const POOLED_MIN_BYTES: usize = 64 << 10;
 /// Classes of chunks: 64 KiB, used by caches; 1 MiB, used to fill them; and 64 KiB to 1 MiB with an additional page.
 const CLASSES: usize = 7;
-/// Buffers beyond this are mappings of their own, bytes.
+/// Buffers with more bytes than this are separate mappings.
 const CHUNK_MAX_BYTES: usize = (1 << 20) + ALIGN;
-/// Size of a run in bytes. A run is the unit in which memory is cut into chunks and returned to the system. It is
-/// small, so that soon none of its chunks is in use.
+/// Size of a run in bytes. A run is the unit in which memory is cut into chunks and returned to the system. A run is
+/// small, so that all of its chunks soon become unused.
 const RUN_BYTES: usize = 4 << 20;
 /// A huge page, bytes.
 const HUGE_BYTES: usize = 2 << 20;
@@ -51,7 +51,7 @@ const MAPPINGS_KEPT_BYTES: usize = 52 << 20;
 /// Memory that nobody owns.
 struct Unowned(NonNull<u8>);
 
-// SAFETY: an address; whoever takes it out of the store is its only owner.
+// SAFETY: an address; the thread that takes it out of the store is its only owner.
 unsafe impl Send for Unowned {}
 
 /// Chunks of private memory and of an arena of huge pages; and chunks of an arena of small pages, which caches must not
@@ -160,7 +160,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Its share of the process's memory.
+    /// The block's share of the process's memory.
     pub(super) fn cost_bytes(&self) -> usize {
         match source(self.bytes) {
             Source::Nothing => 0,
@@ -250,8 +250,8 @@ pub fn keep_bytes(max: usize, held: usize) {
     lock(&MAPPINGS).keep_bytes(max);
 }
 
-/// Returns a part of the used memory that waits beyond 48 MiB, and that was not needed lately, to the system, or `all`
-/// beyond.
+/// Returns to the system a part of the used memory that is kept beyond 48 MiB and was not needed lately, or all of it
+/// with `all`.
 pub fn decay(all: bool) {
     for chunks in CHUNKS.iter() {
         let back = lock(chunks).decay(all);
@@ -272,8 +272,7 @@ pub(super) fn new_page_ns() -> Option<u64> {
 }
 
 /// Touches memory that was never touched or was returned to the system, and records the cost. Pages that exist already
-/// stay as they are. Returns false on an older kernel, and if the memory group is full: then each page is made when it
-/// is used.
+/// stay as they are. Pages that exist already are not changed.
 fn touch(at: NonNull<u8>, bytes: usize) -> bool {
     let begun = processor_time();
     // SAFETY: the memory is mapped, starts at a page, and no byte of it changes.
@@ -292,7 +291,7 @@ fn note_touched(took: Duration, bytes: usize) {
     NEW_PAGE_NS.store(mean, Relaxed);
 }
 
-/// Time of the processor that this thread has had.
+/// Processor time that this thread has used.
 fn processor_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -340,7 +339,7 @@ fn give_back(back: GiveBack) {
     lock(store_at(back.at)).gave_back(back);
 }
 
-/// The number of bytes of buffers so far whose memory came new from the system, for the first time or after it had been
+/// The number of bytes of buffers so far whose memory was new from the system, for the first time or after it had been
 /// returned. Measurements of their use include page faults, of up to 10 us for each 4 KiB on a machine that gets its
 /// own memory from a host.
 pub(super) fn new_bytes() -> u64 {
@@ -371,14 +370,14 @@ fn map_run(class: usize) -> NonNull<u8> {
     map_huge(RUN_BYTES, RUN_BYTES)
 }
 
-/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several. It comes from the arena, if
-/// there is one with enough free memory.
+/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several. The mapping comes from the
+/// arena, if there is one with enough free memory.
 fn map_huge(size: usize, align: usize) -> NonNull<u8> {
     debug_assert!(RUN_BYTES.is_multiple_of(align), "ranges of the arena are aligned to runs");
     arena::take_passable(size).unwrap_or_else(|| map_private(size, align))
 }
 
-/// As `map_huge`, in memory that is private to this process.
+/// Works as `map_huge`, in memory that is private to this process.
 fn map_private(size: usize, align: usize) -> NonNull<u8> {
     let all = size.next_multiple_of(align) + align;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);

@@ -2,13 +2,14 @@
 //!
 //! Owns: the one use of non-temporal stores. An ordinary store first reads the cache line to which it writes. If that
 //! line is in main memory, copying 64 KiB from a cache takes 5.9 us. These stores send whole lines out, and take 3.0
-//! us. To lines that are in a cache an ordinary copy takes 1.3 to 2.1 us.
+//! us. For lines that are in a cache, an ordinary copy takes 1.3 to 2.1 us.
 
 /// Bytes of a line of the processor's caches.
 const LINE: usize = 64;
 
 /// Copies `from` to `to`, which have the same length. `to` is written past the caches where it consists of whole lines,
-/// so its bytes are read from main memory next. Fences: other threads see these stores in order with later ones.
+/// so its bytes are read from main memory next. Issues a fence: other threads see these stores in order with later
+/// ones.
 pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len());
     let head = to.as_ptr().align_offset(LINE).min(to.len());
@@ -22,7 +23,7 @@ pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
     to_tail.copy_from_slice(from_tail);
 }
 
-/// Copies whole lines; `to` begins at one.
+/// Copies whole lines; `to` begins at a line.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn copy_lines(to: &mut [u8], from: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};

@@ -27,8 +27,8 @@ fn scratch_is_reused_and_zeroed_is_zero() {
 }
 
 /// Goal: memory that comes new from the system is distinguished from reused memory. Method: a mapping and a chunk of
-/// sizes that no other test uses, the first time, and again; other tests take new memory meanwhile, so it is looked at
-/// more than once.
+/// sizes that no other test uses, for the first time, and again. Other tests take new memory meanwhile, so the test
+/// reads the count more than once.
 #[test]
 fn new_memory_is_counted() {
     for len in [11 << 20, (900 << 10) + 1] {
@@ -92,7 +92,7 @@ fn all_kinds_are_usable_to_the_end() {
 }
 
 /// Goal: parts of a buffer outlive the buffer from which they were cut, in any order of drops, and on other threads.
-/// Method: cut, drop the rest, write and read the parts from two threads at once.
+/// Method: a buffer is cut and the rest dropped; then two threads write and read the parts at the same time.
 #[test]
 fn parts_outlive_the_original() {
     let mut whole = Buf::zeroed(3 * ALIGN);
@@ -132,7 +132,8 @@ fn a_part_stays_in_its_room() {
     }
 }
 
-/// Goal: only neighbours of one memory join, and a joined whole is as it was. Method: all wrong ways once.
+/// Goal: only adjacent parts of one memory can be joined, and the joined buffer equals the original. Method: each wrong
+/// combination once.
 #[test]
 fn only_neighbours_join() {
     let mut c = Buf::zeroed(3 * ALIGN);

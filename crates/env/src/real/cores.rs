@@ -2,17 +2,17 @@
 //!
 //! The scheduler wakes a thread where it slept or where its waker runs, and leaves it there as long as no core is
 //! overloaded. So on few cores a reader of the kernel's requests gets onto the core of the worker to which it sends
-//! them, while the calling program sleeps on another core. Each hand-over is then a switch, and each answer wakes a
-//! core. Such a placement lasts for seconds. So while most requests wait only for workers, and only briefly, a worker
-//! stays on its core, and readers use other cores.
+//! them, while the calling program sleeps on another core. Each hand-over is then a context switch, and each answer
+//! wakes a core. The scheduler keeps such a placement for seconds. So while most requests wait only for workers, and
+//! only briefly, a worker stays on its core, and readers use other cores.
 //!
 //! Numbers (two cores, 8,136 names unpacked through a mount and deleted, the three settings in turn, medians of 6):
-//! 4.99 s and 1.60 s if the scheduler decides, 3.51 s and 1.08 s by this rule, 3.77 s and 1.17 s with threads bound by
-//! hand. An attempt that also moved threads when the calling program moved was slower than doing nothing, so moves have
-//! to be rare.
+//! 4.99 s and 1.60 s if the scheduler decides, 3.51 s and 1.08 s by this rule, 3.77 s and 1.17 s with threads that were
+//! bound manually. An attempt that also moved threads when the calling program moved was slower than doing nothing, so
+//! moves have to be rare.
 //!
 //! Owns: which cores workers of this process keep (`Keep`), and threads that stay away from them (`Apart`). Does not
-//! own: which threads do so.
+//! own: which threads are workers or readers.
 //!
 //! Invariants: at least one core stays free of workers that keep theirs. Long waits mean that another thread needs a
 //! core that a worker keeps. (A busy loop on the core of a bound worker made every request ten times as slow.) Then
@@ -38,25 +38,25 @@ struct Cores {
     crowded_until: AtomicU64,
 }
 
-/// This process.
+/// The cores of this process.
 static CORES: Cores = Cores::new();
 
 /// Rounds with progress after which a worker keeps the core it is on: some ten requests.
 const SETTLED: u32 = 64;
-/// How long all is left to the scheduler when waits have become long. To find out again takes some tens of requests, a
-/// few milliseconds each then.
+/// How long all is left to the scheduler when waits have become long. Detecting this again takes some tens of requests,
+/// which take a few milliseconds each then.
 const CROWDED: Duration = Duration::from_secs(5);
 
 /// Score of a request that waited for a worker, for a short time.
 const SHORT_WAIT: u32 = 4;
-/// The amount by which a request without a wait lowers the score. It is so little that one of them for each waiting
-/// request changes nothing.
+/// The amount by which a request without a wait lowers the score. It is so small that one request without a wait for
+/// each waiting request changes nothing.
 const NO_WAIT: u32 = 1;
 /// The amount by which a long wait lowers the score.
 const LONG_WAIT: u32 = 16;
 /// The score from which on workers keep their cores.
 const MANY: u32 = 128;
-/// Highest score. At zero nothing is kept any more.
+/// Highest score. At zero the worker keeps no core any more.
 const SCORE_MAX: u32 = 256;
 /// A request that took longer waited for more than a log write, or for a core.
 const LONG: Duration = Duration::from_millis(1);
@@ -92,12 +92,12 @@ impl Cores {
         } else if !waiting && next >= MANY {
             let begins = monotonic().0 >= self.crowded_until.load(Ordering::Relaxed);
             self.waiting.store(begins, Ordering::Relaxed);
-            // Asked for again after some more requests.
+            // The thread decides again after some more requests.
             self.score.store(if begins { next } else { 0 }, Ordering::Relaxed);
         }
     }
 
-    /// Whether cores should be kept.
+    /// Returns whether cores should be kept.
     fn waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -118,7 +118,7 @@ fn narrowed(from: &CpuSet, keep: impl Fn(usize) -> bool) -> CpuSet {
     set
 }
 
-/// An affinity that this thread has given itself, and the one from before.
+/// An affinity that this thread has given itself, and its previous affinity.
 #[derive(Debug)]
 struct Narrow {
     before: CpuSet,
@@ -133,7 +133,7 @@ impl Narrow {
         Some(Narrow { before, now })
     }
 
-    /// Restores it, unless another thread has changed it meanwhile.
+    /// Restores the previous affinity, unless another thread has changed it meanwhile.
     fn undo(self) {
         WIDE.set(None);
         if sched_getaffinity(None).is_ok_and(|set| set == self.now) {
@@ -147,8 +147,8 @@ thread_local! {
     static WIDE: Cell<Option<CpuSet>> = const { Cell::new(None) };
 }
 
-/// The cores of a thread that has narrowed its own, for a thread that it starts. That thread would otherwise begin with
-/// the narrow ones.
+/// The cores of a thread that has narrowed its own, for a thread that it starts. Otherwise a thread that it starts
+/// would begin with the narrow affinity.
 #[derive(Clone, Copy, Debug)]
 pub struct Wide(Option<CpuSet>);
 
@@ -206,7 +206,7 @@ impl Keep {
     fn take(&mut self, core: usize) {
         let Ok(before) = sched_getaffinity(None) else { return };
         let mine = bit(core);
-        // Two workers at once may both find the last core that is free: then neither takes it.
+        // If two workers find the last free core at once, neither takes it.
         let others = self.cores.kept.fetch_or(mine, Ordering::AcqRel);
         let taken = others & mine != 0;
         if mine == 0 || taken || !before.is_set(core) || low(&before) & !(self.cores.kept.load(Ordering::Acquire)) == 0
@@ -262,7 +262,7 @@ impl Apart {
         Apart { cores, avoided: 0, narrow: None }
     }
 
-    /// This thread has served a request in this time. `waited`: it waited for another thread.
+    /// This thread has served a request within this interval. `waited`: it waited for another thread.
     pub fn served(&mut self, waited: bool, took: Duration) {
         self.cores.served(waited, took);
         let avoid = if self.cores.waits() { self.cores.kept.load(Ordering::Relaxed) } else { 0 };
@@ -297,7 +297,7 @@ mod tests {
     }
 
     /// Goal: cores are kept once many requests had a short wait, even if as many had none. They are no longer kept when
-    /// only requests without a wait come, and for a while after long waits. Method: requests by hand.
+    /// only requests without a wait come, and for a while after long waits. Method: requests with given waits.
     #[test]
     fn short_waits_keep_cores() {
         let cores = Cores::new();

@@ -30,7 +30,7 @@ pub struct RealDisk {
     write_delay: Rc<Cell<Duration>>,
 }
 
-/// Most ranges that `backed` returns: a file with this many pieces has had its storage for a long time.
+/// Most ranges that `backed` returns: a file with more pieces has had its storage for a long time.
 const BACKED_MAX: usize = 1 << 20;
 
 impl RealDisk {

@@ -35,7 +35,7 @@ const REMOTE_WAKES_MAX: usize = 4096;
 const TASKS_MAX: usize = 4;
 /// Rounds of tasks between two submissions to the ring, where operations go to the kernel. A task that wakes another
 /// one adds a round, and a submission costs 0.4 us even if there is nothing to submit. A request passes about four
-/// tasks. After a round in which something large was begun, the submission comes at once. Otherwise tasks that copy 1
+/// tasks. After a round in which a large transfer was begun, the submission comes at once. Otherwise tasks that copy 1
 /// MiB each would keep an idle disk waiting for milliseconds.
 const TICKS_MAX: u32 = 64;
 /// How long `run` waits at its end for operations that the kernel has not finished.
@@ -221,7 +221,7 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>
                 keep.progress();
             }
         }
-        // A look at the ring after progress is free of charge; only a fruitless one is a turn.
+        // Checking the ring after progress does not count as a turn; only a check without result does.
         let budget = shared.spin.get();
         let look = more || (progress && !budget.is_zero()) || spin.turn(budget);
         if !look {
@@ -255,8 +255,8 @@ fn shutdown(runtime: &Runtime, shared: &Shared) {
     }
 }
 
-/// Runs until no task is ready. Operations that dropped tasks cancel are submitted on the way: an operation whose
-/// cancellation finds the ring's queue full is not cancelled.
+/// Runs until no task is ready. In between it submits the cancellations of operations whose tasks were dropped, since a
+/// cancellation that finds the ring's queue full is lost.
 fn run_out(runtime: &Runtime) {
     let mut ticks = 0u32;
     while runtime.run() {

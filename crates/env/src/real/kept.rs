@@ -1,9 +1,9 @@
-//! Memory that outlives the process: small files of a tmpfs, which the kernel has in memory alone.
+//! Memory that outlives the process: small files of a tmpfs, which the kernel keeps only in memory.
 //!
-//! Owns: their place, names and rights. Does not own: what is in them.
+//! Owns: their place, names and rights. Does not own: the content of the files.
 //!
 //! Invariants: only the user of the process can write to such memory. A place that is not a tmpfs is not used, because
-//! a write there could wait for a disk. Neither is the tmpfs of a container, which ends with it.
+//! a write there could wait for a disk. The tmpfs of a container, which ends with it, is not used either.
 
 use super::disk::context;
 use super::origin;
@@ -12,12 +12,12 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Where they lie. Every Linux with glibc has it, for POSIX shared memory (shm_overview(7)).
+/// The folder of these files. Every Linux with glibc has it, for POSIX shared memory (shm_overview(7)).
 const PLACE: &str = "/dev/shm";
 /// How their names begin.
 const PREFIX: &str = "amphi-";
-/// The attribute that says which file the memory belongs to. Every tmpfs has attributes of this kind; only root has
-/// them.
+/// The attribute that says which file the memory belongs to. Every tmpfs supports attributes of this kind; only root
+/// can set them.
 const ORIGIN: &str = "trusted.amphi.of";
 /// Most bytes of that attribute: a path and some more.
 const NOTE_MAX: usize = 4096 + 256;
@@ -28,13 +28,13 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// The namespace to which this `/dev/shm` belongs.
 const IPC_NAMESPACE: &str = "/proc/self/ns/ipc";
-/// The place as the first process sees it; root may look.
+/// The same folder as the first process sees it; only root may look.
 const FIRST_PLACE: &str = "/proc/1/root/dev/shm";
 /// Inode of the first IPC namespace, that of the machine: part of the kernel's interface (`PROC_IPC_INIT_INO` of
 /// linux/proc_ns.h).
 const MACHINE: u64 = 0xEFFF_FFFF;
 
-/// Whether memory that this process makes outlives it.
+/// Returns whether memory that this process makes outlives the process.
 ///
 /// Errors: `Unsupported` if there is no tmpfs, or it is that of a container, which ends as a whole when it is killed.
 pub fn memory_outlives() -> io::Result<()> {
@@ -98,8 +98,8 @@ fn sweep() {
     }
 }
 
-/// All users see these names, so a file there may belong to anybody and be of any kind and size. It is used only if it
-/// belongs to this user, to root, or to the owner of the file `of`.
+/// All users see these names, so a file there may belong to anybody and be of any kind and size. So the memory is used
+/// only if it belongs to this user, to root, or to the owner of the file `of`.
 pub(super) fn read(name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {
     let path = path_of(name);
     let owner = rustix::fs::stat(of).map_err(|e| context(of, e))?.st_uid;
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     /// Goal: memory of other users is not used: files that others may write to or have made, and other kinds of files,
-    /// count as absent, and cause no failure. Method: each of them in its place.
+    /// count as absent, and cause no failure. Method: each of them in the place of the memory.
     #[test]
     fn memory_of_others_is_not_there() {
         let dir = tempfile::tempdir().expect("directory");

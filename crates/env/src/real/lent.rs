@@ -1,4 +1,4 @@
-//! Buffers and files while the kernel uses them.
+//! Buffers and files for the time in which the kernel uses them.
 //!
 //! Owns: the wrappers through which a `Buf` and a file are given to the ring, and the count of those that are
 //! out. Does not own: the operations.
@@ -25,7 +25,7 @@ const LARGE_BYTES: usize = 64 << 10;
 pub(super) struct Leases {
     out: AtomicUsize,
     closed: AtomicBool,
-    /// A large operation was begun since the ring was looked at last.
+    /// A large operation was begun since the ring was last checked.
     large: AtomicBool,
 }
 
@@ -47,7 +47,7 @@ impl Leases {
         }
     }
 
-    /// Whether a large operation waits for a submission, which is about to come.
+    /// Returns whether a large operation waits for a submission, which is about to come.
     pub(super) fn take_large(&self) -> bool {
         self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
     }
@@ -93,7 +93,7 @@ impl AsFd for Held {
     }
 }
 
-/// A buffer lent for one operation, from byte `done` of its window on.
+/// A buffer that is lent for one operation, from byte `done` of its window on.
 pub(super) struct Lent {
     buf: Buf,
     done: usize,
@@ -140,7 +140,7 @@ impl IoBufMut for Lent {
     }
 }
 
-/// Head and payload of one frame, lent for one vectored send from byte `sent` on.
+/// Head and payload of one frame, which are lent for one vectored send from byte `sent` on.
 pub(super) struct Frame {
     head: Buf,
     payload: Buf,

@@ -71,11 +71,11 @@ pub struct RealConn {
 /// Memory of the other end's process.
 #[derive(Clone)]
 enum Memory {
-    /// It may come with bytes that are received.
+    /// A descriptor may come with the bytes that are received.
     Expected,
     /// The memory has been received.
     There(RealMemory),
-    /// None came, and none is looked for.
+    /// No descriptor came, and none is expected any more.
     None,
 }
 
@@ -100,10 +100,10 @@ impl RealConn {
         if tcp {
             set_up_tcp(&fd)?;
         } else if sockopt::set_socket_send_buffer_size_force(&fd, UNIX_SEND_BYTES).is_err() {
-            // Without the privilege it gets as much as the system permits, which is only slower.
+            // Without the privilege the socket gets as much as the system permits, which is only slower.
             let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BYTES);
         }
-        // Only those who dialled pass memory.
+        // Only the side that made the connection passes memory.
         let memory = if cred.is_some() { Memory::Expected } else { Memory::None };
         Ok(RealConn { fd: SharedFd::new(fd), peer, cred, tcp, ahead: None, memory, leases: leases.clone() })
     }
@@ -186,7 +186,7 @@ pub struct RealTx {
 pub struct RealEnds(Fd);
 
 impl RealEnds {
-    /// Whether the kernel reports one of `wanted` now, or `None` if it reports nothing.
+    /// Returns whether the kernel reports one of `wanted` now, or `None` if it reports nothing.
     fn poll(&self, wanted: PollFlags) -> Option<bool> {
         let mut fds = [PollFd::new(&self.0, wanted)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).ok()?;
@@ -208,7 +208,7 @@ impl Ends for RealEnds {
     }
 }
 
-/// Sends as much of `bytes` as goes without waiting, and with the first of them a descriptor.
+/// Sends as many of `bytes` as possible without waiting, and a descriptor together with the first of them.
 fn send_with_fd(socket: &Fd, bytes: &[u8], fd: BorrowedFd<'_>) -> rustix::io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -220,8 +220,8 @@ fn send_with_fd(socket: &Fd, bytes: &[u8], fd: BorrowedFd<'_>) -> rustix::io::Re
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut beside, flags)
 }
 
-/// Receives the bytes that are there without waiting, and the first descriptor that came with them. Other descriptors
-/// are closed.
+/// Receives the bytes that are available without waiting, and the first descriptor that came with them. Other
+/// descriptors are closed.
 fn receive_with_fd(socket: &Fd, into: &mut [u8]) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
@@ -243,7 +243,8 @@ impl Tx for RealTx {
             let (sent, head, _) = self.send(head, None).await;
             return (sent.map(|()| false), head);
         };
-        // A handshake finds an empty socket. If this one is not, or if the descriptor is refused, all goes without it.
+        // A handshake finds an empty socket. If this connection cannot carry a descriptor, or if the descriptor is
+        // refused, all bytes go without it.
         let sent = send_with_fd(&self.fd, &head, memory).unwrap_or(0);
         let whole = head.window();
         head.set_window(whole.start + sent..whole.end);
@@ -257,7 +258,8 @@ impl Tx for RealTx {
     }
 
     fn breaker(&self) -> impl Fn() + 'static {
-        // Within a machine one direction is enough, and both would look as if the other end had closed (`RealEnds`).
+        // On one machine, shutting down one direction is enough, and shutting down both would look as if the other end
+        // had closed (`RealEnds`).
         let (fd, how) = (self.fd.clone(), if self.tcp { Shutdown::Both } else { Shutdown::Write });
         move || {
             let _ = rustix::net::shutdown(&fd, how);
@@ -306,7 +308,7 @@ struct Staging {
 /// Receiving half.
 pub struct RealRx {
     fd: Fd,
-    /// `None` while a receive runs; a dropped receive leaves `None`.
+    /// It is `None` while a receive runs; a dropped receive leaves `None`.
     staging: Option<Staging>,
     memory: Memory,
     leases: Arc<Leases>,
@@ -439,7 +441,7 @@ fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// How often a socket is looked at whose process has ended, and the pause in between.
+/// How often a socket is checked whose process has ended, and the pause in between.
 const GONE_LOOKS: u32 = 100;
 const GONE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -465,7 +467,7 @@ fn remove_stale(path: &str) -> io::Result<()> {
     in_use("another process serves it")
 }
 
-/// Whether the process that began to listen has ended.
+/// Returns whether the process that began to listen has ended.
 fn is_gone(socket: &UnixStream) -> bool {
     let Ok(who) = sockopt::socket_peercred(socket) else { return false };
     match std::fs::read_to_string(format!("/proc/{}/status", who.pid.as_raw_nonzero())) {
@@ -527,7 +529,7 @@ impl Drop for RealListener {
             && let Ok(meta) = std::fs::symlink_metadata(path)
             && (meta.dev(), meta.ino()) == (*dev, *ino)
         {
-            // Best effort: a socket left behind is recognised as stale by the next server.
+            // An error is ignored: the next server recognises a socket that is left behind as stale.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -1,10 +1,10 @@
-//! The file to which some memory belongs. It is noted so that the deletion of the file can be distinguished from
+//! The file to which some memory belongs. It is recorded so that the deletion of the file can be distinguished from
 //! everything else that hides a file.
 //!
 //! Owns: the note (file system, file handle, path) and the decision. Does not own: where notes are stored (`kept`).
 //!
 //! Invariant: a file counts as deleted only if the kernel reports that for its handle, on the file system on which it
-//! was. A file that was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
+//! was. A file that was moved, or whose file system is not mounted at the moment, is never taken for a deleted file.
 
 use rustix::fs::{Mode, OFlags};
 use std::ffi::CString;
@@ -48,8 +48,8 @@ pub(super) fn note(path: &str) -> Option<Vec<u8>> {
     Some(note)
 }
 
-/// Whether the file of a note has been deleted. If that cannot be determined, for want of rights or because its file
-/// system is not mounted, or if the note is invalid, the file does not count as deleted.
+/// Returns whether the file of a note has been deleted. If that cannot be determined, for want of rights or because its
+/// file system is not mounted, or if the note is invalid, the file does not count as deleted.
 pub(super) fn is_deleted(note: &[u8]) -> bool {
     parse(note).is_some_and(|(device, kind, handle, path)| judge(device, kind, handle, path).unwrap_or(false))
 }
@@ -67,7 +67,7 @@ fn judge(device: u64, kind: i32, handle: &[u8], path: &str) -> Option<bool> {
     if Path::new(path).symlink_metadata().is_ok() {
         return Some(false);
     }
-    // The nearest existing folder shows whether the file system is mounted where it was.
+    // The nearest existing folder shows whether the file system is still mounted at the same place.
     let near = Path::new(path).ancestors().skip(1).find(|p| p.is_dir())?;
     let folder = rustix::fs::open(near, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     if rustix::fs::fstat(&folder).ok()?.st_dev != device {
@@ -104,7 +104,7 @@ mod tests {
         std::fs::rename(&folder, &elsewhere).expect("move");
         assert!(!is_deleted(&note), "it was moved");
         std::fs::remove_dir_all(&elsewhere).expect("remove");
-        // A process that may not open files by their handles cannot determine it.
+        // A process that may not open files by their handles cannot determine this.
         assert_eq!(is_deleted(&note), rustix::process::geteuid().is_root(), "it was removed");
         let mut other = note.clone();
         other[0] ^= 1;

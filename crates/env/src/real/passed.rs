@@ -1,15 +1,15 @@
-//! Memory that the process at the other end of a Unix socket has passed to this one.
+//! Memory that the process at the other end of a Unix socket has passed to this process.
 //!
 //! Owns: which descriptors are taken, mapping what they name, copies. Does not own: receiving descriptors (`net`).
 //!
-//! The server relies only on properties of the memory that its file cannot lose any more. It is a memfd (which
+//! The server relies only on properties of the memory that its file cannot lose any more. The memory is a memfd (which
 //! `F_GET_SEALS` shows; a file of another file system could make every copy wait for that file system). It has no huge
 //! pages, which can run out during a copy. And it is sealed against shrinking, so that no copy reaches beyond the end
 //! of the file. If the kernel may refuse pages that it has not reserved (`vm.overcommit_memory=2`), no memory is
 //! accepted. So no access raises a signal.
 //!
-//! The other process may change bytes during a copy: what arrives is any mixture, and only ever copied, never looked at
-//! in place.
+//! The other process may change bytes during a copy. So a copy may contain any mixture, and bytes are only copied,
+//! never examined in place.
 
 use crate::PeerMemory;
 use crate::buf::{ALIGN, arena::ARENA_BYTES_MAX};
@@ -29,7 +29,7 @@ const MAPPED_BYTES_MAX: u64 = 32 << 40;
 
 static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Memory of another process. The last copy of this unmaps it.
+/// Memory of another process. The last copy of this value unmaps it.
 #[derive(Clone)]
 pub struct RealMemory(Arc<Mapping>);
 
@@ -59,7 +59,7 @@ impl From<rustix::io::Errno> for Unfit {
     }
 }
 
-/// Whether each page of memory that a file has can be had.
+/// Returns whether the kernel can provide each page of memory that a file has.
 fn pages_are_certain() -> bool {
     let strict = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|text| text.trim() == "2");
     !strict && getrlimit(Resource::Fsize).current.is_none()
@@ -145,7 +145,7 @@ mod tests {
     }
 
     /// Goal: only memory whose size stays is taken, and copies are checked against its end. Method: descriptors of
-    /// other kinds, other seals and other sizes. One of the right kind is read and written, also beyond its end.
+    /// other kinds, other seals and other sizes. Memory of the right kind is read and written, also beyond its end.
     #[test]
     fn only_sealed_memory_is_taken() {
         let (sealing, all) = (MemfdFlags::ALLOW_SEALING, SealFlags::SHRINK | SealFlags::GROW);

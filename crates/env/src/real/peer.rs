@@ -1,8 +1,8 @@
 //! The identity of the other end of a Unix socket.
 //!
 //! Owns: asking the kernel for user, group and supplementary groups of the process that connected, as they were then.
-//! Its `/proc` entry would show what the process has become since. For example, it may have started a set-user-id
-//! program.
+//! Its entry in `/proc` would describe the process after it has executed another program. For example, it may have
+//! started a set-user-id program.
 
 use amphi_types::Cred;
 use amphi_types::limits::GROUPS_MAX;
@@ -10,7 +10,8 @@ use rustix::net::sockopt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Process, user and groups of the peer that connected. More groups than a request may name are left out.
+/// Process, user and groups of the peer that connected. If there are more groups than a request may name, the rest is
+/// left out.
 pub(super) fn of(socket: &OwnedFd) -> io::Result<(i32, Cred)> {
     let who = sockopt::socket_peercred(socket)?;
     let mut groups = groups(socket)?;

@@ -23,7 +23,7 @@ pub fn keep_populated(goal: impl Fn() -> Option<usize> + Send + 'static) -> std:
             let in_use = buf::in_use_bytes();
             let grew = seen.is_none_or(|seen| in_use > seen);
             if !grew || !buf::populate(bytes) {
-                // Memory that is taken while this works is replaced, too.
+                // If memory is taken while this works, it is replaced, too.
                 seen = Some(in_use);
                 std::thread::sleep(PAUSE);
             }

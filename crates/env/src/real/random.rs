@@ -1,12 +1,12 @@
 //! Random numbers of production: the system's generator, some hundred bytes at a time.
 //!
-//! Owns: the fetched bytes that were not given out yet. Does not own: the use of the numbers (nonces, numbers of
-//! sessions and of runs). Strangers must not be able to predict them, so we have no generator of our own.
+//! Owns: the fetched bytes that were not used yet. Does not own: the use of the numbers (nonces, numbers of sessions
+//! and of runs). Strangers must not be able to predict them, so we have no generator of our own.
 
 /// Bytes that one system call fetches: 32 numbers.
 const FETCHED_BYTES: usize = 256;
 
-/// Bytes of the system's generator that are not given out yet.
+/// Bytes of the system's generator that were not used yet.
 pub(super) struct Pool {
     bytes: [u8; FETCHED_BYTES],
     used: usize,
@@ -19,9 +19,9 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// The next 64 bits; none is given twice.
+    /// The next 64 bits; no bits are returned twice.
     ///
-    /// Panics if the system has no generator: a number that can be foretold would let strangers in.
+    /// Panics if the system has no generator, because a predictable number would let strangers in.
     pub(super) fn next(&mut self) -> u64 {
         if self.used == FETCHED_BYTES {
             self.fill();
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Goal: numbers do not come again, also over refills. Method: a thousand of two pools.
+    /// Goal: numbers do not repeat, even over refills. Method: a thousand of two pools.
     #[test]
     fn numbers_differ() {
         let (mut a, mut b) = (Pool::default(), Pool::default());

@@ -1,22 +1,22 @@
 //! `Spin`: whether a thread that has nothing to do continues looking or sleeps.
 //!
 //! Owns: the budget since the last progress, and the rule that no thread polls while others need the core. Does not
-//! own: what is checked between two turns, how to sleep.
+//! own: what is checked between two turns, and how to sleep.
 //!
 //! Invariant: in each turn the thread yields its core once, because the thread that has to answer may wait for this
 //! very core. (On two cores a round trip then takes 8 us instead of 105.) If it gets the core back late, another thread
 //! has used the core. Polling then costs that thread time, and costs this thread the priority that a sleeping thread
-//! has when it wakes. So the thread does not poll for a while; this pause doubles while late turns continue, and
+//! has when it wakes. So the thread does not poll for a while; this pause doubles while turns continue to be late, and
 //! becomes short again after a calm period. The kernel's own threads delay turns as well, one of them for 0.75 ms twice
 //! a second. When only a second of calm ended the pauses, polling was off for seconds. If a few turns come back a
-//! little late and nothing has arrived for this thread, the other threads at work are not those that answer it. It then
-//! sleeps until it is woken, which costs less on a busy core than the switches of polling. At most as many threads of
-//! the process poll at a time as there are cores.
+//! little late and nothing has arrived for this thread, the other threads at work are not those that answer it. The
+//! thread then sleeps until it is woken, which costs less on a busy core than the context switches of polling. At most
+//! as many threads of the process poll at a time as there are cores.
 //!
 //! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead
 //! of 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without
-//! this rule. With four mounts and their server at work on two cores, going to sleep after a few turns that others used
-//! makes writes 8 % faster.
+//! this rule. With four mounts and their server at work on two cores, sleeping after a few turns that other threads
+//! used makes writes 8 % faster.
 
 use crate::Load;
 use std::sync::OnceLock;
@@ -36,19 +36,18 @@ fn cores() -> usize {
 const LATE: Duration = Duration::from_micros(700);
 /// A turn that takes longer was used by another thread, perhaps by the one that has to answer.
 const TAKEN: Duration = Duration::from_micros(10);
-/// After this many such turns without a message the cores are needed, and the answer will wake this thread.
+/// After this many such turns without a message, other threads need the cores, and the answer will wake this thread.
 const TAKEN_MAX: u32 = 3;
 /// First pause after a late turn.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A pause is forgotten, and the next one is short again, when this many times its length has passed after it without a
-/// late turn.
+/// A pause is forgotten, and the next one is short again, if no turn was late for this many times its length.
 const CALM_TIMES: u32 = 8;
 
 /// The weight of one turn in `BusyTurns`: 1 in this many.
 const TURN_SHARE: u32 = 64;
-/// All of it.
+/// The value of the average when all turns found work.
 const TURNS_ALL: u32 = 1 << 16;
 
 /// How many of a thread's last turns found work waiting. A thread that answers one request after the other sleeps, or
@@ -58,7 +57,7 @@ const TURNS_ALL: u32 = 1 << 16;
 pub struct BusyTurns(u32);
 
 impl BusyTurns {
-    /// The state after one more turn.
+    /// The state of the load after one more turn.
     pub fn after(self, found_work: bool) -> BusyTurns {
         let gain = if found_work { TURNS_ALL / TURN_SHARE } else { 0 };
         BusyTurns(self.0 - self.0 / TURN_SHARE + gain)
@@ -71,7 +70,7 @@ impl BusyTurns {
     }
 }
 
-/// One thread's polling.
+/// The polling of one thread.
 #[derive(Debug, Default)]
 pub struct Spin {
     until: Option<Instant>,
@@ -99,7 +98,7 @@ impl Spin {
         Spin::default()
     }
 
-    /// Called when something was done: the budget starts anew with the next turn.
+    /// Called after progress: the budget starts anew with the next turn.
     pub fn progress(&mut self) {
         if self.until.take().is_some() {
             self.stop();
@@ -121,7 +120,8 @@ impl Spin {
         }
     }
 
-    /// Whether to look again at once; if not, the thread should sleep. A true answer has given the core away once.
+    /// Returns whether to check again at once; if not, the thread should sleep. If it returns true, it has yielded the
+    /// core once.
     pub fn turn(&mut self, budget: Duration) -> bool {
         if budget.is_zero() {
             return false;
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     /// Goal: a thread that always finds work is busy, one that answers a request at a time is not, and both are found
-    /// out within some hundred turns. Method: by hand.
+    /// out within some hundred turns. Method: some hundred turns, of which all, every second one or none find work.
     #[test]
     fn turns_that_find_work_make_a_thread_busy() {
         let after = |turns: BusyTurns, found: &dyn Fn(u32) -> bool| (0..400).fold(turns, |t, n| t.after(found(n)));
@@ -203,8 +203,9 @@ mod tests {
         assert!(again);
     }
 
-    /// Goal: late turns stop the polling, for growing pauses while they follow one another. A single late turn now and
-    /// then, as of a kernel thread that is at work twice a second, costs a short pause each time. Method: judged times.
+    /// Goal: late turns stop the polling, for longer and longer pauses while they follow each other. A single late turn
+    /// from time to time, caused for instance by a kernel thread that works twice a second, costs a short pause each
+    /// time. Method: judged times.
     #[test]
     fn late_turns_pause() {
         let mut spin = Spin::new();

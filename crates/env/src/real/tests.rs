@@ -38,9 +38,9 @@ fn wakes_across_threads() {
     }
 }
 
-/// Goal: a connection works on the thread that takes it over, with what was received ahead. Method: one thread accepts
-/// and reads a part. Another one reads the rest and answers, and its ring continues after the first thread has closed
-/// its own.
+/// Goal: a connection works on the thread that takes it over, with the bytes that were received ahead. Method: one
+/// thread accepts and reads a part. Another one reads the rest and answers, and its ring continues after the first
+/// thread has closed its own.
 #[test]
 fn connections_change_threads() {
     let dir = tempfile::tempdir().expect("temporary folder");
@@ -149,7 +149,7 @@ fn panics_leave_run() {
 }
 
 /// Goal: the end of `run` drops tasks that wait for the network, a timer, a disk or each other, and those that their
-/// destructors spawn. Locks are free afterwards. Method: leave many behind, then open the disk again.
+/// destructors spawn. Locks are free afterwards. Method: many tasks are left running, then the disk is opened again.
 #[test]
 fn the_end_drops_tasks() {
     struct SpawnAtEnd(RealEnv, Rc<Cell<u32>>);
@@ -217,8 +217,8 @@ fn the_end_cancels_more_than_the_ring_holds() {
     assert!(super::monotonic().since(begun) < super::executor::DRAIN, "not all were cancelled");
 }
 
-/// Goal: a socket that nobody serves is replaced, anything else is not touched, and ours is removed at the end.
-/// Method: leave each kind behind.
+/// Goal: a socket that nobody serves is replaced, anything else is not touched, and ours is removed at the end. Method:
+/// a socket of each kind is left behind.
 #[test]
 fn stale_sockets() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -278,8 +278,8 @@ fn boot_numbers() {
 }
 
 /// Goal: memory that is passed over a Unix socket is read and written by both ends, also on another thread. Without
-/// memory the bytes arrive nevertheless. Each end knows at once that the other one has given up or closed. Method: two
-/// ends in this process, over a Unix socket and over TCP.
+/// memory the bytes arrive nevertheless. Each end notices at once that the other one has given up or closed. Method:
+/// two ends in this process, over a Unix socket and over TCP.
 #[test]
 fn memory_is_passed_over_unix_sockets() {
     if !crate::buf::pass_memory() {

@@ -2,11 +2,11 @@
 //!
 //! Owns: the files of a node, operations in flight, what survives which crash. Does not own: when a node crashes.
 //!
-//! Fault model. A write takes effect when it completes. At a crash of the process, writes in flight are lost, whole, or
-//! torn at 512 bytes, each 4 KiB block by itself. Completed writes stay. At a power crash the same happens to every
-//! write since the last sync as well. For each such write of a block, the crash drops it, applies it in its order, or
-//! applies only some of its sectors. A sync makes stable what had completed when it was called. A discarded block reads
-//! as zeros or keeps its old bytes, at random.
+//! Fault model. A write takes effect when it completes. At a crash of the process, each write in flight is lost,
+//! complete, or torn at 512 bytes, each 4 KiB block independently. Completed writes stay. At a loss of power the same
+//! happens to every write since the last sync as well. For each such write of a block, the crash drops it, applies it
+//! in its order, or applies only some of its sectors. A sync makes stable what had completed when it was called. A
+//! discarded block reads as zeros or keeps its old bytes, at random.
 
 use super::rng::Rng;
 use super::world::{Core, Event, Kind, World};
@@ -43,7 +43,7 @@ pub enum DiskOpKind {
 pub struct DiskOp {
     /// Path of the disk.
     pub path: String,
-    /// What it does.
+    /// The kind of the operation.
     pub kind: DiskOpKind,
     /// Offset in bytes.
     pub at: u64,
@@ -58,7 +58,7 @@ pub struct DiskOps {
     pub reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Syncs.
+    /// The number of syncs.
     pub syncs: u64,
     /// Discards.
     pub discards: u64,
@@ -68,8 +68,8 @@ pub struct DiskOps {
     pub written_bytes: u64,
 }
 
-/// One file: its blocks as a process sees them, as of the last sync, and the changes between, oldest first.
-/// An absent block and a `None` are zeros.
+/// One file: its blocks as a process sees them, its blocks as of the last sync, and the changes in between, oldest
+/// first. An absent block and a `None` are zeros.
 #[derive(Default)]
 struct File {
     size: u64,
@@ -155,8 +155,8 @@ fn block_of(bytes: &[u8]) -> Block {
     Rc::new(block)
 }
 
-/// The effect of a crash on a set of changes. Extremes are as likely as mixtures, because both reveal bugs. Of mixtures
-/// a varying share of the blocks or sectors is lost, down to nearly none.
+/// The effect of a crash on a set of changes. Extremes are as likely as mixtures, because both reveal bugs. In a
+/// mixture, a varying share of the blocks or sectors is lost, down to nearly none.
 enum Fate {
     Lost,
     Whole,
@@ -164,7 +164,7 @@ enum Fate {
     PerSector(u64),
 }
 
-/// One in this many is lost.
+/// One block or sector in this many is lost.
 const LOST_IN: [u64; 3] = [2, 8, 64];
 
 impl Fate {
@@ -393,7 +393,7 @@ impl Files {
     }
 }
 
-/// Where the result of an operation arrives.
+/// The place for the result of an operation.
 #[derive(Default)]
 struct Slot {
     buf: Option<Buf>,
@@ -655,7 +655,7 @@ impl Disk for SimDisk {
 
 impl Drop for SimDisk {
     fn drop(&mut self) {
-        // Locks of an earlier life went with it.
+        // The locks of an earlier run ended with it.
         if self.env.world.lives(self.env.node, self.env.life) {
             self.env.world.core.borrow_mut().nodes[self.env.node].files.close(&self.path, self.read_only);
         }

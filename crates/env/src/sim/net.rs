@@ -1,6 +1,6 @@
 //! Simulated byte streams: latency, flow control, cuts, breaks, crashes of either end.
 //!
-//! Owns: connections, listeners, what is in flight. Does not own: node life (`world`).
+//! Owns: connections, listeners, and the bytes in flight. Does not own: node life (`world`).
 //!
 //! Model. Bytes arrive reliably and in order, in arbitrary pieces, each after its own latency, until the connection
 //! breaks. A break loses the bytes in flight and, at random, bytes that had arrived unread. A sender waits when
@@ -37,7 +37,7 @@ pub(super) enum NetEvent {
     Break { conn: u64 },
     /// The connection breaks if it is still cut.
     Stalled { conn: u64 },
-    /// The courier wants to be asked about the pipe that starts at `side`.
+    /// `Courier::due` has to be called for the pipe that starts at `side`.
     Due { conn: u64, side: usize },
 }
 
@@ -46,7 +46,7 @@ enum Piece {
     End,
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Default)]
 struct Pipe {
     flight: VecDeque<(u64, Piece)>,
@@ -311,7 +311,7 @@ impl World {
     }
 }
 
-/// One end of a connection; its drop closes it.
+/// One end of a connection; dropping it closes it.
 struct End {
     env: SimEnv,
     id: u64,
@@ -385,7 +385,7 @@ impl SimTx {
         Ok(())
     }
 
-    /// The payload with one of its bits flipped, if the network damages this one.
+    /// The payload, with one of its bits flipped if the network damages this payload.
     fn damaged(&self, payload: &[u8]) -> Option<Vec<u8>> {
         let env = &self.end.env;
         let mut core = env.world.core.borrow_mut();
@@ -398,7 +398,7 @@ impl SimTx {
         Some(damaged)
     }
 
-    /// Puts as much of `bytes` in flight as the window takes.
+    /// Puts as many of `bytes` in flight as the window permits.
     fn push(&self, bytes: &[u8], waker: &Waker) -> Poll<io::Result<usize>> {
         let End { env, id, side } = &*self.end;
         let config = &env.world.config;
@@ -427,7 +427,7 @@ impl SimTx {
             }
             None => &bytes[..n],
         };
-        // Up to three pieces, at random places.
+        // The bytes are cut into up to three pieces, at random places.
         let mut from = 0;
         for last in [false, false, true] {
             let to = if last { sent.len() } else { from + core.rng.below((sent.len() - from) as u64 + 1) as usize };

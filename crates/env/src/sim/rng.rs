@@ -3,7 +3,7 @@
 //! Owns: xoshiro256** (Blackman and Vigna, 2018), seeded through splitmix64, and the mixing function of the
 //! trace hash. Invariant: the sequence depends on the seed alone, on every platform.
 
-/// One step of splitmix64, also the mixer of the trace hash.
+/// One step of splitmix64, which also mixes the trace hash.
 pub(super) fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -47,7 +47,7 @@ impl Rng {
         r.start + self.below(r.end.saturating_sub(r.start))
     }
 
-    /// True once in `n` times; never for 0.
+    /// Returns true once in `n` times; never for 0.
     pub(super) fn one_in(&mut self, n: u64) -> bool {
         n > 0 && self.below(n) == 0
     }

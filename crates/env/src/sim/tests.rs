@@ -59,7 +59,7 @@ fn busy_world(seed: u64) -> (u64, Vec<u64>) {
     (sim.trace_hash(), times)
 }
 
-/// Goal: equal seeds give equal traces, different ones differ, and work is done. Method: run a busy world twice.
+/// Goal: equal seeds give equal traces, different ones differ, and work is done. Method: a busy world is run twice.
 #[test]
 fn determinism() {
     let mut hashes = BTreeSet::new();
@@ -72,7 +72,7 @@ fn determinism() {
     assert_eq!(hashes.len(), 10);
 }
 
-/// Goal: writes that returned survive the crash of the process, those in flight are lost, whole or torn at 512
+/// Goal: writes that returned survive the crash of the process; writes in flight are lost, complete, or torn at 512
 /// bytes. Method: crash at the second of two writes, many seeds, and compare the resulting contents.
 #[test]
 fn process_crash() {
@@ -145,7 +145,8 @@ fn power_crash() {
     assert!(second.iter().any(|s| s.len() > 1), "the block was never torn");
 }
 
-/// Goal: the boot id stays over a killed process and changes with lost power, for one node alone. Method: both, twice.
+/// Goal: the boot id stays the same when a process is killed and changes when power is lost, for each node separately.
+/// Method: both events, each twice.
 #[test]
 fn boots_are_told_apart() {
     let sim = Sim::new(5, SimConfig::default());
@@ -189,8 +190,8 @@ fn crash_sweep() {
     assert_eq!(run(11), (true, 10));
 }
 
-/// Goal: a crash point is reached exactly once although several writes start in one poll, in this life and, set anew,
-/// in the next one. Method: eight writes at a time, crashed at each of them.
+/// Goal: a crash point is reached exactly once although several writes start in one poll, in this run and, if it is set
+/// again, in the next one. Method: eight writes at a time, crashed at each of them.
 #[test]
 fn writes_after_the_crash_point_do_not_count() {
     for point in 1..=8 {
@@ -305,7 +306,7 @@ fn crash_and_restart() {
 }
 
 /// Goal: a cut delays messages and loses nothing if it heals in time. Otherwise it breaks connections and fails dials.
-/// An explicit break ends both sides. Method: send over each.
+/// An explicit break ends both sides. Method: bytes are sent over each link.
 #[test]
 fn cuts() {
     for seed in 0..20 {

@@ -28,7 +28,7 @@ pub(super) const ROOT: u64 = 0;
 pub(super) type Task = Pin<Box<dyn Future<Output = ()>>>;
 pub(super) type DiskHook = Box<dyn FnMut(&DiskOp) -> Option<std::io::ErrorKind>>;
 
-/// Kinds of events, as the trace hash sees them.
+/// Kinds of events, as they enter the trace hash.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Spawn = 1,
@@ -64,7 +64,7 @@ impl Wake for TaskWaker {
 
 pub(super) struct TaskState {
     pub(super) node: usize,
-    /// None while it is polled.
+    /// It is `None` while the task is polled.
     task: Option<Task>,
     waker: Arc<TaskWaker>,
     born: &'static Location<'static>,
@@ -117,7 +117,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// A number never given before.
+    /// A number that was never returned before.
     pub(super) fn serial(&mut self) -> u64 {
         self.serial += 1;
         self.serial
@@ -189,7 +189,7 @@ impl World {
         self.core.borrow().hash
     }
 
-    /// Whether `life` of node `node` still runs.
+    /// Returns whether `life` of node `node` still runs.
     pub(super) fn lives(&self, node: usize, life: u64) -> bool {
         let core = self.core.borrow();
         core.nodes[node].alive && core.nodes[node].life == life

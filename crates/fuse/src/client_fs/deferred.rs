@@ -1,7 +1,7 @@
 //! Calls that wait long give their thread back, and a task answers them later.
 //!
-//! Owns: when a call gives its thread back, and the task that waits in its place. Does not own: the bounds on such
-//! calls (`front/deferred`).
+//! Owns: when a call releases its thread, and the task that waits in its place. Does not own: the bounds on such calls
+//! (`front/deferred`).
 
 use super::ClientFs;
 use crate::front::deferred::THREAD_WAIT;
@@ -23,7 +23,7 @@ impl ClientFs {
         self.wait_or_defer(caller, pending, 0, answer).unwrap_or(Err(Errno::Intr))
     }
 
-    /// As `wait_long`, for a request that keeps `bytes` in memory. `None`: the thread has been returned.
+    /// Works as `wait_long`, for a request that keeps `bytes` in memory. `None`: the thread has been returned.
     pub(super) fn wait_or_defer<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -48,7 +48,7 @@ impl ClientFs {
         self.leave(caller, wait, pending, bytes, answer).err().map(|(wait, pending)| wait.wait(pending))
     }
 
-    /// As `wait_long`, for small reads. If many of them wait on threads already, the thread is returned at once.
+    /// Works as `wait_long`, for small reads. If many of them already wait on threads, the thread is released at once.
     pub(super) fn wait_briefly<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

@@ -43,9 +43,8 @@ impl ClientFs {
         OpenReply { handle: self.listings.open(opener, mark != Mark::No), flags }
     }
 
-    /// To be called before the attributes of a directory are answered. If they show a change, the kernel first drops
-    /// the listing that it has from before. In sole mode this is not needed, because all changes pass through this
-    /// kernel.
+    /// It has to be called before the attributes of a directory are answered. If they show a change, the kernel first
+    /// drops its older listing. In sole mode this is not needed, because all changes pass through this kernel.
     pub(super) fn tells_directory(&self, caller: &Caller<'_>, attr: &Attr) {
         if self.keeps_older_listing(attr) && !caller.by_other_id() {
             caller.will_block();
@@ -54,7 +53,7 @@ impl ClientFs {
         }
     }
 
-    /// Whether the kernel may have a listing that is older than these attributes.
+    /// Returns whether the kernel may have a listing that is older than these attributes.
     pub(super) fn keeps_older_listing(&self, attr: &Attr) -> bool {
         attr.kind == Kind::Dir && !self.client.is_alone() && self.kept_listings.shows_change(attr)
     }

@@ -4,8 +4,8 @@
 //! Owns: the two forms in which Linux writes the flags. Does not own: the effect of flags (`meta::perm`), projects
 //! (`types::owner`).
 //!
-//! A file made in a directory with a project belongs to that project. So such a directory always shows the flag that
-//! means on other file systems that it passes its project on. The flag cannot be set or cleared.
+//! A file made in a directory with a project belongs to that project. So such a directory always shows the flag which
+//! on other file systems says that a directory passes its project on. The flag cannot be set or cleared.
 
 use super::ClientFs;
 use crate::calls::{IoctlCall, IoctlReply};
@@ -48,7 +48,7 @@ impl Command {
             GET_XFLAGS => Command::GetLong,
             cmd if SET_FLAGS.contains(&cmd) => Command::Set(decode(first()? & !INHERITS_SHORT, |(_, bit, _)| bit)?),
             SET_XFLAGS => {
-                // Sizes of extents are not kept here.
+                // Sizes of extents are not stored.
                 let has_sizes = |bytes: &[u8]| [&bytes[4..12], &bytes[16..20]].concat().iter().any(|byte| *byte != 0);
                 if call.input.len() < XFLAGS_BYTES || has_sizes(call.input) {
                     return Err(Errno::NotSupported);

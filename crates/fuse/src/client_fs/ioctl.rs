@@ -29,7 +29,8 @@ const fn command(direction: u32, number: u32, size: u32) -> u32 {
 pub const SET_MODE: u32 = command(WRITES, 1, 4);
 /// `u32` out: the mode that is set.
 pub const GET_MODE: u32 = command(READS, 2, 4);
-/// In: `u32`. With 1, locks of the open file are granted as requested. With 0 they grow as far as nothing conflicts.
+/// Argument: `u32`. With 1, locks of the open file are granted as requested. With 0 they grow as far as nothing
+/// conflicts.
 pub const NO_EXPAND: u32 = command(WRITES, 3, 4);
 /// Requests a lock ahead. In: `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` flags (1: wait for the
 /// answer). Returns 0 if the request was sent (with flag 1: if it was refused), 1 if this mount holds the same lock
@@ -37,7 +38,7 @@ pub const NO_EXPAND: u32 = command(WRITES, 3, 4);
 pub const LOCK_AHEAD: u32 = command(WRITES, 4, 24);
 /// Joins a group. In: `u64` group, `u32` flags (1: do not wait for another group), `u32` zero.
 pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
-/// Leaves a group. In: `u64` group.
+/// Leaves a group. Argument: `u64` group.
 pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
 /// Out: `u32`, which says whether another open file waits for the end of the group of this open file: 0 no, 1 yes.
@@ -229,7 +230,7 @@ impl ClientFs {
         Ok(IoctlReply { result: asked, output })
     }
 
-    /// Whether the command is answered by `control_later`.
+    /// Returns whether the command is answered by `control_later`.
     pub(super) fn control_waits(call: &IoctlCall<'_>) -> bool {
         call.cmd == GROUP_LOCK
     }

@@ -31,14 +31,14 @@ use std::time::Duration;
 const ROOT: Handle = Handle(u64::MAX);
 
 impl ClientFs {
-    /// To be called before this mount changes a name. The count of its lookups begins again at zero.
+    /// It has to be called before this mount changes a name. The count of its lookups begins again at zero.
     pub(super) fn changes_name(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
         self.names.asked.begins_anew(dir, name);
         self.is_lent_as_absent(caller, dir, name);
     }
 
-    /// Has to be called after a program got the answer to a lookup of the name. If programs request the name again and
-    /// again, the lookup thread has the kernel cache it.
+    /// It has to be called after a program got the answer to a lookup of the name. If programs request the name again
+    /// and again, the lookup thread has the kernel cache it.
     pub(super) fn shown(&self, caller: &Caller<'_>, dir: Ino, name: &[u8], entry: Option<&Entry>) {
         if self.client.lends_names()
             && !caller.by_other_id()
@@ -59,17 +59,17 @@ impl ClientFs {
         }
     }
 
-    /// To be called after a program was answered ENOENT. Returns whether the kernel caches this absence.
+    /// It has to be called after a program was answered ENOENT. Returns whether the kernel caches this absence.
     pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         self.names.has_asked(caller.tid, dir, name, loan);
         true
     }
 
-    /// Whether the kernel may have a negative entry with a running timeout for a name that this thread is about to
-    /// make. If this thread has just looked the name up, the timeout of the negative entry is over, and nothing has to
-    /// be invalidated. An invalidation thread would even have to wait for the directory's lock, which the caller holds,
-    /// and it would drop the dentry that is about to show the new file.
+    /// Returns whether the kernel may have a negative entry with a running timeout for a name that this thread is about
+    /// to make. If this thread has just looked the name up, the timeout of the negative entry is over, and nothing has
+    /// to be invalidated. An invalidation thread would even have to wait for the directory's lock, which the caller
+    /// holds, and it would drop the dentry that is about to show the new file.
     pub(super) fn is_lent_as_absent(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         let is_over = self.names.has_just_asked(caller.tid, dir, name, loan);
@@ -79,7 +79,7 @@ impl ClientFs {
         !is_over
     }
 
-    /// Whether the kernel caches this name, so that a listing need not show its attributes.
+    /// Returns whether the kernel caches this name, so that a listing need not show its attributes.
     pub(super) fn is_lent(&self, dir: Ino, name: &[u8], attr: &Attr) -> bool {
         self.client.lends_names() && self.client.is_name_lent(dir, name, NameShows::of(Some(attr)))
     }
@@ -129,7 +129,7 @@ impl ClientFs {
             lender.lends_not();
         } else {
             match lent.shows {
-                // The program that asks next may be the one that makes the name.
+                // The program that sends the next request may be the one that makes the name.
                 NameShows::Nothing => self.names.asked.begins_anew(dir, name),
                 _ => self.names.asked.wants_again(dir, name),
             }

@@ -11,13 +11,13 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
 
 impl ClientFs {
-    /// Whether the mount has to make the kernel update the end of the file before a program is granted a file lock on
-    /// it.
+    /// Returns whether the mount has to make the kernel update the end of the file before a program is granted a file
+    /// lock on it.
     fn owes_end(&self, ino: Ino) -> bool {
         !self.client.has_always_been_alone() && self.kernel_view.appended.is(ino)
     }
 
-    /// To be called before a program is answered that it holds a lock on the file.
+    /// It has to be called before a program is answered that it holds a lock on the file.
     pub(super) fn tells_end(&self, caller: &Caller<'_>, ino: Ino) {
         if self.owes_end(ino) {
             caller.will_block();
@@ -25,7 +25,7 @@ impl ClientFs {
         }
     }
 
-    /// To be called before an append of `len` bytes is answered.
+    /// It has to be called before an append of `len` bytes is answered.
     pub(super) fn tells_end_behind(&self, caller: &Caller<'_>, file: &OpenFile, how: &WriteHow, len: usize) {
         let sizes = &self.names.lender.sizes;
         match file.appended_at().cmp(&how.offset) {
@@ -38,7 +38,7 @@ impl ClientFs {
         }
     }
 
-    /// As `tells_end_behind`, for an append that `answer` answers on a thread that must not wait.
+    /// Works as `tells_end_behind`, for an append that `answer` answers on a thread that must not wait.
     pub(super) fn end_behind(
         &self,
         file: &Arc<OpenFile>,
@@ -56,7 +56,7 @@ impl ClientFs {
         }
     }
 
-    /// As `tells_end`, for a lock that `answer` reports on a thread that must not wait.
+    /// Works as `tells_end`, for a lock that `answer` reports on a thread that must not wait.
     pub(super) fn end_with_lock(&self, ino: Ino) -> impl FnOnce(Box<dyn FnOnce() + Send>) + Send + 'static {
         let owes = self.owes_end(ino);
         let (view, lender) = (self.kernel_view.clone(), self.names.lender.clone());

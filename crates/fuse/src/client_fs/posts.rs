@@ -1,12 +1,12 @@
 //! Writes that programs have posted are carried out before a request is served that could show that they were not.
 //!
-//! Owns: which requests need that, and which ones exclude posts while they are served. Does not own: how posts are
-//! taken (`front/posts`).
+//! Owns: which requests wait for posts, and which requests exclude posts while they are served. Does not own: how posts
+//! are taken (`front/posts`).
 //!
-//! A request for one file needs the posts to that file. A request that shows attributes of an inode that it finds by
-//! name needs all posts. A request ends posting (programs then make calls until they request a ring again) if it
-//! changes a condition for posting to the file: who has it open, pages in the kernel, privileges, or attributes that a
-//! write changes as well.
+//! Before a request for one file is served, the posts to that file are carried out. Before a request is served that
+//! shows attributes of an inode which it finds by name, all posts are carried out. A request ends posting (programs
+//! then make calls until they request a ring again) if it changes a condition for posting to the file: who has it open,
+//! pages in the kernel, privileges, or attributes that a write changes as well.
 
 use super::ClientFs;
 use crate::calls::{Arrival, Handle};
@@ -16,6 +16,9 @@ use amphi_client::{OpenFile, Pending};
 use amphi_shm::talk::{IDENTIFY, IDENTIFY_WRITER, Identity};
 use amphi_types::{Errno, Ino, Result};
 use std::sync::Arc;
+
+/// The control attribute that is set to make everything stable.
+const SYNC: &[u8] = b"user.amphi.sync";
 
 /// The posts that have to be taken before a request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,7 @@ fn need(op: &Op<'_>) -> Need {
         | Op::Lseek { .. }
         | Op::Getlk { .. }
         | Op::Setlk { .. } => Need::File,
+        Op::Setxattr { name, .. } if *name == SYNC => Need::All,
         Op::Read { .. }
         | Op::Setattr { .. }
         | Op::Setxattr { .. }
@@ -64,11 +68,11 @@ fn need(op: &Op<'_>) -> Need {
 }
 
 impl ClientFs {
-    /// To be called before a request is served, which is over when the result is dropped.
+    /// It has to be called before a request is served; the request ends when the result is dropped.
     pub(super) fn take_posts(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
         let (posts, ino) = (&self.handles.posts, request.ino);
         let need = need(&request.op);
-        // Before it is known whether there are any: a program may be about to be admitted.
+        // This is done before it is known whether there are any posts, because a program may be about to be admitted.
         let barrier = if need == Need::Exclusion { posts.exclude(ino) } else { Arrival::default() };
         if !posts.any() && !matches!(request.op, Op::Open { .. }) {
             return Ok(barrier);
@@ -90,14 +94,14 @@ impl ClientFs {
     fn settle(&self, caller: &Caller<'_>, rest: Option<Pending<()>>) -> Result<()> {
         match rest {
             None => Ok(()),
-            // No request may wait on such a thread. It asks again, or does without.
+            // No request may wait on such a thread. The thread asks again, or does without the answer.
             Some(_) if self.names.is_own(caller.tid) => Err(Errno::Intr),
             Some(rest) => self.wait(caller, rest),
         }
     }
 
-    /// The close of a descriptor, whose handle has a new generation: what was posted under the former one is carried
-    /// out.
+    /// The close of a descriptor, whose handle has a new generation: the writes that were posted under the former
+    /// generation are carried out.
     pub(super) fn close_posts(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         self.settle(caller, self.handles.posts.drain(ino, false))
     }

@@ -1,7 +1,7 @@
-//! Reads of bytes, on their way from the client to the kernel, at once or after a wait.
+//! How the bytes of reads get from the client to the kernel, at once or after a wait.
 //!
-//! Owns: which reads the kernel takes directly from the cache and which are copied, and what is noted of a read that
-//! ends early. Does not own: reading the bytes (the client), the wait (`deferred`).
+//! Owns: which reads the kernel takes directly from the cache and which are copied, and what the mount records of a
+//! read that ends early. Does not own: reading the bytes (the client), the wait (`deferred`).
 
 use super::ClientFs;
 use crate::calls::ReadHow;

@@ -1,7 +1,7 @@
 //! The required state of the kernel before an answer with attributes is given.
 //!
-//! Owns: for each kind of answer, what it waits for. Does not own: which size the kernel uses (`front/sizes`), which
-//! listing of a directory it has (`front/kept_listings`).
+//! Owns: for each kind of answer, the event for which it waits. Does not own: which size the kernel uses
+//! (`front/sizes`), which listing of a directory it has (`front/kept_listings`).
 
 use super::ClientFs;
 use crate::clock::monotonic_ns;
@@ -17,8 +17,8 @@ impl ClientFs {
         &self.names.lender.sizes
     }
 
-    /// To be called before a GETATTR or LOOKUP is answered that was read from the device at `asked_ns`. If the kernel
-    /// might drop this answer, waits until the kernel uses the size of the file, or has no older listing of the
+    /// It has to be called before the answer to a GETATTR or LOOKUP that was read from the device at `asked_ns`. If the
+    /// kernel might drop this answer, waits until the kernel uses the size of the file, or has no older listing of the
     /// directory.
     pub(super) fn tells_size(&self, caller: &Caller<'_>, attr: &Attr, asked_ns: u64) {
         if attr.kind != Kind::File {
@@ -33,20 +33,20 @@ impl ClientFs {
         }
     }
 
-    /// As `tells_size`, for an answer that shows no size to a program and may therefore be left out. False means that
-    /// it has to be left out.
+    /// Works as `tells_size`, for an answer that shows no size to a program and may therefore be left out. False means
+    /// that it has to be left out.
     pub(super) fn shows_aside(&self, tid: u32, attr: &Attr, asked_ns: u64) -> bool {
         let is_changing = || self.kernel_view.is_changing(attr.ino);
         attr.kind != Kind::File || self.sizes().tells_aside(tid, attr, asked_ns, is_changing)
     }
 
-    /// Called when the answer that `shows_aside` allowed is not given after all.
+    /// Called when the answer that `shows_aside` allowed is left out after all.
     pub(super) fn shows_nothing(&self, tid: u32, attr: &Attr) {
         self.sizes().tells_in_doubt(tid, attr, 0);
     }
 
-    /// Has to be called before an action that makes the kernel drop all answers on their way. Waits until the size that
-    /// another thread was shown has arrived in the kernel.
+    /// It has to be called before an action that makes the kernel drop all answers on their way. Waits until the size
+    /// that another thread was shown has arrived in the kernel.
     pub(super) fn size_arrives(&self, caller: &Caller<'_>, ino: Ino) {
         if self.sizes().is_on_its_way(caller.tid, ino) {
             caller.will_block();
@@ -54,8 +54,9 @@ impl ClientFs {
         }
     }
 
-    /// To be called before an answer that the kernel keeps in any case, whose attributes were requested at `asked_ns`.
-    /// Returns the attributes to show. These are newer ones if a program was shown another size meanwhile.
+    /// It has to be called before an answer that the kernel caches in any case, whose attributes were requested at
+    /// `asked_ns`. Returns the attributes to show. The result contains newer attributes if a program was shown another
+    /// size meanwhile.
     pub(super) fn fixes_size(&self, caller: &Caller<'_>, mut attr: Attr, mut asked_ns: u64) -> Result<Attr> {
         self.tells_directory(caller, &attr);
         for _ in 0..NEWER {
@@ -69,7 +70,7 @@ impl ClientFs {
         Ok(attr)
     }
 
-    /// As `fixes_size`, for an inode that has just been made.
+    /// Works as `fixes_size`, for an inode that has just been made.
     pub(super) fn makes_size(&self, caller: &Caller<'_>, attr: &Attr) {
         self.fixes(caller, attr, u64::MAX);
     }

@@ -63,8 +63,8 @@ impl ClientFs {
 
     /// Looks up a name. A removed directory contains no names. A thread that returns to it holds it open, or found it
     /// by its name at a moment when it was empty. Linux does not walk again after the lookup of what `mkdir`, `mknod`,
-    /// `symlink` and `link` are about to make. If the directory was replaced, the change itself fails and is walked
-    /// again.
+    /// `symlink` and `link` are about to make. If the directory was replaced, the change itself fails, and the kernel
+    /// walks the path again.
     fn look_up(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let again = self.client.repeats_walk(caller.tid);
         let found = self.asked(caller, |ctx| self.client.lookup(ctx, dir, name));
@@ -107,9 +107,9 @@ impl ClientFs {
     }
 
     /// Creates or opens a file. If another mount has made a symbolic link, a pipe or a socket of that name since the
-    /// lookup, the kernel has to follow or open it, so it has to walk the path again. In the second walk the client has
-    /// waited for that inode to go. If it is still there, the answer is ESTALE once more, since this may be the first
-    /// walk of a new call.
+    /// lookup, the kernel has to follow or open it, so the kernel has to walk the path again. In the second walk the
+    /// client has waited for that inode to be removed. If the inode is still there, the answer is ESTALE once more,
+    /// since this may be the first walk of a new call.
     pub(super) fn create_walked(
         &self,
         caller: &Caller<'_>,
@@ -119,7 +119,7 @@ impl ClientFs {
         how: OpenHow,
     ) -> Result<Created> {
         let flags = OpenFlags::from_linux(how.flags);
-        // Without `O_EXCL` the kernel trusts its negative entry, so it has to walk again. In the second walk it
+        // Without `O_EXCL` the kernel trusts its negative entry, so it has to walk again. In the second walk the kernel
         // requests every name.
         if self.is_lent_as_absent(caller, dir, name) && !self.client.repeats_walk(caller.tid) {
             self.client.walk_failed(caller.tid);
@@ -142,7 +142,7 @@ impl ClientFs {
         }
     }
 
-    /// As `asked`, for names in `dirs`.
+    /// Works as `asked`, for names in `dirs`.
     pub(super) fn asked_in<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -165,7 +165,7 @@ impl ClientFs {
         }
     }
 
-    /// As `asked_in`, for a change of names, which ends the walk.
+    /// Works as `asked_in`, for a change of names, which ends the walk.
     pub(super) fn changed<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

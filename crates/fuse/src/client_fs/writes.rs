@@ -3,15 +3,15 @@
 //!
 //! Owns: whether a write goes to its offset or to the end of the file. The flags of the request count, because
 //! `F_SETFL` may have changed those of the open. `RWF_APPEND` and `RWF_NOAPPEND` of `pwritev2` are not in the request.
-//! It only has the offset that the kernel derived from them: the end of the file as the kernel knows it. Does not own:
-//! how long calls wait (`deferred`).
+//! The mount only gets the offset that the kernel derived from them: the end of the file as the kernel knows it. Does
+//! not own: how long calls wait (`deferred`).
 //!
 //! * In a mount that was always the only one, the kernel knows the end: all changes pass through it, one append at a
 //!   time. So every write goes to its offset.
-//! * In shared mode, and for files to which programs have posted writes, the kernel's end may be out of date. The mount
-//!   then looks at the system call of the calling thread (`syscall`) in two cases: the offset could be the kernel's end
-//!   but is not the end, or an append comes with another offset. A call of io_uring, and a thread that may not be
-//!   looked at, is treated as its descriptor's flags say.
+//! * In shared mode, and for files to which programs have posted writes, the end that the kernel knows may be outdated.
+//!   The mount then looks at the system call of the calling thread (`syscall`) in two cases: the offset could be the
+//!   kernel's end but is not the end, or an append comes with another offset. A call of io_uring, or of a thread that
+//!   may not be looked at, is treated according to the flags of its descriptor.
 
 use super::ClientFs;
 use crate::calls::{AttrReply, WriteHow};
@@ -29,21 +29,21 @@ use amphi_types::{Attr, Caps, Cred, Errno, Ino, Result, SetAttr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whether the kernel serves an open file from its page cache. The pieces of a long append keep their order only if the
-/// kernel sends them one after the other.
+/// Returns whether the kernel serves an open file from its page cache. The pieces of a long append keep their order
+/// only if the kernel sends them one after the other.
 pub(super) fn keeps_pages(file: &OpenFile) -> bool {
     file.flags().direct && !file.flags().append
 }
 
-/// Whether a write goes to the end of the file. One to the end that the kernel knows goes elsewhere if another mount
-/// was let in meanwhile.
+/// Returns whether a write goes to the end of the file. A write to the end that the kernel knows is written elsewhere
+/// if another mount was admitted meanwhile.
 fn appends(hints: Hints) -> bool {
     matches!(hints.to, WriteTo::End | WriteTo::KnownEnd)
 }
 
 impl ClientFs {
-    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the bits nor
-    /// requests it.
+    /// Works as `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the
+    /// bits nor asks the mount to do so.
     pub(super) fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
     }
@@ -97,8 +97,9 @@ impl ClientFs {
             if let (Ok(n), true) = (written, by_program) {
                 changes.wrote(ino, tid, offset + *n as u64);
             }
-            // In sole mode the mount knows the size.
-            if written.is_err() && by_program && !changes.client.is_alone() {
+            // In sole mode the kernel knows the size, unless programs have written without it.
+            let may_lag = || !changes.client.is_alone() || changes.view.was_posted_to(ino);
+            if written.is_err() && by_program && may_lag() {
                 rollbacks.failed(handle, tid, end);
             }
         };
@@ -132,9 +133,9 @@ impl ClientFs {
         }
     }
 
-    /// Sets the size and the other attributes that the request names. If that takes long, the answer comes later and
-    /// the returned value is ignored. If the server refuses it, the caller's rights are read again, as in `asked`. The
-    /// caller waits in this call, so its thread can still be looked at.
+    /// Sets the size and the other attributes that the request names. If that takes long, the answer is sent later and
+    /// the returned value is ignored. If the server refuses the request, the caller's rights are read again, as in
+    /// `asked`. The caller waits in this call, so its thread can still be looked at.
     pub(super) fn truncate(
         &self,
         caller: &Caller<'_>,
@@ -166,7 +167,7 @@ impl ClientFs {
         })
     }
 
-    /// Waits for a change of a file's bytes, of which `bytes` are in memory, and notes it when it is done. If that
+    /// Waits for a change of a file's bytes, of which `bytes` are in memory, and records it when it is done. If that
     /// takes long, the thread is returned and a task calls `answer`. The returned value is then ignored.
     pub(super) fn wait_change<T: Send + 'static>(
         &self,
@@ -209,8 +210,8 @@ impl ClientFs {
         }
     }
 
-    /// Where a write goes. `OffsetAtEnd`: the write goes to its offset if that is the end of the file. Otherwise the
-    /// client has to find out whether the offset or the end was meant.
+    /// The place to which a write goes. `OffsetAtEnd`: the write is made at its offset if that is the end of the file.
+    /// Otherwise the client has to find out whether the offset or the end was meant.
     fn aim(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow) -> WriteTo {
         let appends = how.flags & libc::O_APPEND as u32 != 0;
         if how.from_page_cache {
@@ -230,6 +231,17 @@ impl ClientFs {
             (false, true) => WriteTo::OffsetAtEnd,
             (false, false) => WriteTo::Offset,
         }
+    }
+
+    /// Clears setuid and setgid when an unprivileged caller opens the file with truncation.
+    pub(super) fn kill_suidgid(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
+        let ctx = self.ctx(caller);
+        let attr = self.wait(caller, self.client.getattr(&ctx, ino))?;
+        if attr.has_set_id() {
+            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
+            self.wait(caller, self.client.setattr(&ctx, ino, set, None))?;
+        }
+        Ok(())
     }
 
     /// The parts that record changes of bytes, for answers that come later.
@@ -257,12 +269,13 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// To be called before the answer to a write, from which the kernel takes that the file ends at `end` or later.
+    /// It has to be called before the answer to a write, from which the kernel concludes that the file ends at `end` or
+    /// later.
     pub(super) fn wrote(&self, ino: Ino, tid: u32, end: u64) {
         self.names.sizes.wrote(ino, tid, end);
     }
 
-    /// As `wrote`, for a reservation or a copy. While one of these is under way, the kernel uses no other answer.
+    /// Works as `wrote`, for a reservation or a copy. While one of these is under way, the kernel uses no other answer.
     pub(super) fn extended(&self, ino: Ino, tid: u32, end: u64) {
         self.wrote(ino, tid, end);
         self.names.sizes.cuts(ino, tid);
@@ -289,7 +302,7 @@ fn tell_end(client: &Client, view: &KernelView, ino: Ino, end: u64) {
     }
 }
 
-/// Whether the calling thread is in a `pwritev2` with this flag.
+/// Returns whether the calling thread is in a `pwritev2` with this flag.
 fn calls_with(caller: &Caller<'_>, flag: i32) -> bool {
     Syscall::of(caller.tid).is_some_and(|call| call.writes_with(flag))
 }

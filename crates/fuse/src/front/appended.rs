@@ -1,15 +1,15 @@
 //! `Appended`: files that are open to append, and the positions of descriptors after an append.
 //!
-//! Before Linux sends an append, it computes the begin of the append and the resulting position of the descriptor from
+//! Before Linux sends an append, it computes the offset of the append and the resulting position of the descriptor from
 //! the size that it knows. The answer cannot carry another position. So if another mount has moved the end, the bytes
-//! are written at the right place, but the descriptor's position is wrong. To avoid that, the mount makes the kernel
+//! are written at the right place, but the descriptor's position is wrong. To avoid this, the mount makes the kernel
 //! take the present end at two moments:
 //!
 //! * Before a program is granted a file lock on a file that is open to append here. Programs that write in turn under
 //!   such locks find their records by position.
-//! * Before an append is answered that went elsewhere than the kernel expected. That makes the position behind the next
-//!   append right. If the file has become shorter, the kernel uses its own computed position after it has got the
-//!   answer. So the mount makes it update the end right after the answer.
+//! * Before an append is answered that went elsewhere than the kernel expected. Then the position after the next append
+//!   is right. If the file has become shorter, the kernel uses its own computed position after it has got the answer.
+//!   So the mount makes it update the end right after the answer.
 //!
 //! Owns: which files are open to append. Does not own: making the kernel update a size (`sizes`), when that happens
 //! (`client_fs/positions`), where an append is written (`client_fs/writes`).
@@ -33,7 +33,7 @@ pub(crate) struct Appended {
     teller: OnceLock<Option<mpsc::Sender<Owed>>>,
 }
 
-/// Answers that wait until the kernel has taken the end of a file, and the threads that see to it.
+/// Answers that wait until the kernel has taken the end of a file, and the threads that make the kernel take it.
 struct Owed {
     lender: Arc<Lender>,
     ino: Ino,

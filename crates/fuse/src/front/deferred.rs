@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// How long a call waits on its thread before it gives the thread back.
 pub(crate) const THREAD_WAIT: Duration = Duration::from_millis(50);
-/// This many small reads wait on threads. Further small reads give their threads back at once.
+/// This many small reads wait on threads. Further small reads release their threads at once.
 const BRIEF_THREADS: usize = 12;
 /// Most calls that wait without a thread, at some 2 KiB each.
 const DEFERRED_MAX: usize = 32768;
@@ -72,7 +72,7 @@ impl Deferred {
         Counted::new(&self.brief, 1, usize::MAX)
     }
 
-    /// Whether the number of waiting small reads is so high that further ones release their threads at once.
+    /// Returns whether the number of waiting small reads is so high that further ones release their threads at once.
     pub(crate) fn are_many_brief(&self) -> bool {
         self.brief.load(SeqCst) > BRIEF_THREADS
     }

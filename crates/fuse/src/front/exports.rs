@@ -1,8 +1,8 @@
 //! `Exports`: memory in which programs of this machine read cached files without a call (docs/design/preload.md).
 //!
 //! Owns: the board of the mount, which files have an export, which programs may have the memory of an export, and the
-//! thread that passes it to them and renews the lease. Does not own: what is shown and until when it is valid (the
-//! client), the layout (`amphi_shm`).
+//! thread that passes it to them and renews the lease. Does not own: the content and how long it is valid (the client),
+//! the layout (`amphi_shm`).
 //!
 //! None of this exists before the first program identifies a descriptor. The memory of a file is sent to a program for
 //! a secret of 16 bytes, which the mount gives only to a program with a descriptor of the file that is open for
@@ -77,13 +77,13 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Whether a program has ever identified a file, so that exports may exist.
+    /// Returns whether a program has ever identified a file, so that exports may exist.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Acquire)
     }
 
-    /// Called when a descriptor of the handle is being closed. To be called before that is answered.
+    /// Called when a descriptor of the handle is being closed. It has to be called before that request is answered.
     pub(crate) fn raise(&self, handle: u64) {
         if let Some(office) = self.office() {
             office.board.raise(handle);
@@ -102,7 +102,7 @@ impl Exports {
         Identity { export: shown.1.id(), secret: shown.0, slots: shown.1.slots() as u64, ..head }
     }
 
-    /// As `identify`, for a program that posts writes: `admit` gives the number of the ring and its secret.
+    /// Works as `identify`, for a program that posts writes: `admit` gives the number of the ring and its secret.
     pub(crate) fn identify_writer(
         &self,
         client: &Client,
@@ -119,7 +119,7 @@ impl Exports {
         Identity { export, secret, slots: RING_SLOTS as u64, ..head }
     }
 
-    /// What every program is told about a handle.
+    /// The information about a handle that every program gets.
     fn head(&self, client: &Client, posts: &Arc<Posts>, handle: u64) -> Option<(&Arc<Office>, Identity)> {
         if handle >= HANDLES as u64 || client.exports_max_bytes() == 0 {
             return None;

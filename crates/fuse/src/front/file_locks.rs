@@ -4,11 +4,11 @@
 //! Does not own: the locks (client and server).
 //!
 //! The kernel names an owner by a scrambled address. For POSIX locks it is that of the process's table of descriptors,
-//! and for OFD locks and `flock` that of the open file. It does not say whether a lock is a POSIX or an OFD lock, so
-//! both are requested as POSIX locks. So a cycle of OFD owners is refused with EDEADLK, where Linux would let them wait
-//! for ever. And `F_GETLK` names the process that took an OFD lock, where Linux returns -1. The kernel keeps no record
-//! of these locks and sends no unlock when a descriptor is closed. It only sends FLUSH with the process's owner at
-//! every close, and RELEASE at the last one. Therefore:
+//! and for OFD locks and `flock` that of the open file. The number does not say whether a lock is a POSIX or an OFD
+//! lock, so both are requested as POSIX locks. So a cycle of OFD owners is refused with EDEADLK, where Linux would let
+//! them wait for ever. And `F_GETLK` names the process that took an OFD lock, where Linux returns -1. The kernel keeps
+//! no record of these locks and sends no unlock when a descriptor is closed. The kernel only sends FLUSH with the
+//! process's owner at every close, and RELEASE at the last one. Therefore:
 //!
 //! * The owner of a `flock` lock is its handle here, that is, the open file. The handle's number is not used again
 //!   while it has locks, because a new open file may have the address of one whose RELEASE has not been read yet.
@@ -17,12 +17,13 @@
 //!   lock that one thread took while another one closed its descriptor.
 //! * The kernel does not wait for RELEASE. So a program whose `close` has returned may request a lock before the
 //!   RELEASE is read. If FLUSH was seen for a handle whose lock conflicts, such a request waits for the RELEASE,
-//!   `CLOSE_WAIT` at most. It does so once for each FLUSH, because other descriptors of the handle may still be open.
-//!   Without this, 1 of 300 requests after a close failed on a busy mount.
+//!   `CLOSE_WAIT` at most. The request waits once for each FLUSH, because other descriptors of the handle may still be
+//!   open. Without this, 1 of 300 requests after a close failed on a busy mount.
 //! * An owner that is known from another handle with a FLUSH waits for the same time, because it may be a new open file
 //!   at the old address, whose locks the RELEASE would release.
-//! * Requests of other mounts wait in the same way, because a server queries the mount about closes (`Closes`). It is
-//!   answered when what follows the FLUSH was read, and the server knows that the locks are released.
+//! * Requests of other mounts wait in the same way, because a server queries the mount about closes (`Closes`). The
+//!   mount answers them when it has read the messages after the FLUSH, and the server knows that the locks are
+//!   released.
 //!
 //! Bound: one entry for each owner and handle with locks. The kernel's limit on open files bounds them, and the client
 //! bounds how many questions of servers wait.
@@ -40,7 +41,7 @@ use std::time::Duration;
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 /// How long a request waits for the RELEASE that may follow a FLUSH.
 const CLOSE_WAIT: Duration = Duration::from_millis(50);
-/// How often one request may find that a further close was under way.
+/// How often one request may wait because a further close turned out to be under way.
 pub(crate) const CLOSES_MAX: usize = 16;
 
 #[derive(Default)]
@@ -128,7 +129,7 @@ const FIRST_OWNER: FileLockOwner = FileLockOwner { family: FileLockFamily::Posix
 pub(crate) struct FileLocks {
     taken: Mutex<Taken>,
     closed: Condvar,
-    /// Number of entries, to see without the mutex that there are none.
+    /// Number of entries; if it is 0, callers need not take the mutex.
     len: AtomicUsize,
 }
 
@@ -200,7 +201,7 @@ impl FileLocks {
         answered.into_iter().for_each(|question| (question.done)());
     }
 
-    /// How many handles with locks were closed so far.
+    /// Returns how many handles with locks were closed so far.
     pub(crate) fn released_so_far(&self) -> u64 {
         self.taken.lock().released
     }
@@ -303,7 +304,7 @@ pub(crate) fn spec_of(ino: Ino, how: &LockHow) -> Result<Option<FileLockSpec>> {
     Ok(Some(FileLockSpec { ino, owner: owner_of(how), pid: how.pid, mode, range: range_of(how)? }))
 }
 
-/// To be called before the caller is answered that it holds the lock.
+/// It has to be called before the caller is answered that it holds the lock.
 pub(crate) fn keep(locks: &FileLocks, ino: Ino, how: &LockHow, taken: TakenLock) {
     locks.note(how.handle, ino, owner_of(how));
     taken.keep();

@@ -1,30 +1,30 @@
 //! `KeptListings`: listings of directories that the kernel caches.
 //!
-//! The kernel caches the entries that it reads through an open directory that is marked with `FOPEN_CACHE_DIR`. It uses
-//! them at a later open that is also marked with `FOPEN_KEEP_CACHE`. A cached listing costs neither a request to the
-//! mount nor a message to the server.
+//! The kernel caches the entries that it reads through an open directory that is marked with `FOPEN_CACHE_DIR`. The
+//! kernel uses them at a later open that is also marked with `FOPEN_KEEP_CACHE`. A cached listing costs neither a
+//! request to the mount nor a message to the server.
 //!
-//! Owns: of which directories the kernel may have a listing, and which state of the directory it shows. Does not own:
-//! whether attributes are up to date (the client knows this, by tokens, or in sole mode by its own changes), pages of
-//! files (`pages`).
+//! Owns: for which directories the kernel may have a listing, and which state of the directory that listing shows. Does
+//! not own: whether attributes are up to date (the client knows this, by tokens, or in sole mode by its own changes),
+//! pages of files (`pages`).
 //!
 //! Invariants: every change of a name gives the directory a time of change that it never had before. So a listing that
 //! was read through open directories with the same time of change shows the directory as it was at that time or later.
-//! It is up to date as long as the directory still has that time of change. Therefore only open directories with the
-//! same time of change are marked at the same time. A directory that is opened after a change is not marked until the
-//! last of the others is closed. Then the kernel drops its listing.
+//! The listing is up to date as long as the directory still has that time of change. Therefore only open directories
+//! with the same time of change are marked at the same time. A directory that is opened after a change is not marked
+//! until the last of the others is closed. Then the kernel drops its listing.
 //!
 //! When a program starts again in a directory that it keeps open (`rewinddir`), the kernel requests the attributes and
-//! compares the time of modification. In shared mode that is not enough, for three reasons. A program may have set the
-//! time back. Linux drops an answer that another one has crossed, and continues with the older time. And names that
-//! were read before a change may arrive after an answer that shows the time of the change. They are then cached under
-//! that time. So attributes that show a change are answered only when the kernel has taken the earlier answers with
-//! names and has dropped the pages of the listing (`client_fs/directories`). These waits are bounded, because a thread
-//! that holds a page of a listing may itself wait for a page of a file. At the switch to shared mode the pages of all
-//! open directories are dropped, and no answer waits for that.
+//! compares the time of modification. In shared mode that is not sufficient, for three reasons. A program may have set
+//! the time back. Linux drops an answer that another one has crossed, and continues with the older time. And names that
+//! were read before a change may arrive after an answer that shows the time of the change. The kernel then caches them
+//! under that time. So attributes that show a change are answered only when the kernel has taken the earlier answers
+//! with names and has dropped the pages of the listing (`client_fs/directories`). These waits are bounded, because a
+//! thread that holds a page of a listing may itself wait for a page of a file. These waits are bounded, because a
+//! thread that holds a page of a listing may itself wait for a page of a file.
 //!
 //! A listing without attributes is not used again, because each lookup that follows it would cost a message. The same
-//! is true of a listing that is older than the tokens that came with it.
+//! is true of a listing that is older than the tokens that were granted with it.
 //!
 //! Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
 
@@ -85,7 +85,7 @@ struct Kept {
 pub(crate) enum Mark {
     /// The kernel caches nothing that it reads through this open directory.
     No,
-    /// The kernel drops its cached listing, and caches what it reads through this open directory.
+    /// The kernel drops its cached listing, and caches the entries that it reads through this open directory.
     Anew,
     /// The kernel uses its cached listing.
     Keep,
@@ -136,7 +136,7 @@ impl KeptListings {
     }
 
     /// Opens a directory, and returns how it is marked. `life` says for how long the given attributes are certainly up
-    /// to date. It is zero if they are not.
+    /// to date. It is zero if they are not valid.
     pub(crate) fn opens(&self, ino: Ino, now_ns: u64, life: impl FnOnce(&Attr) -> Duration) -> Mark {
         let shown = {
             let mut directories = self.directories.lock();
@@ -182,14 +182,14 @@ impl KeptListings {
         Asking { listings: self, ino, number }
     }
 
-    /// Whether the kernel may have names of a directory that are older than these attributes.
+    /// Returns whether the kernel may have names of a directory that are older than these attributes.
     pub(crate) fn shows_change(&self, attr: &Attr) -> bool {
         let directories = self.directories.lock();
         directories.get(&attr.ino).is_some_and(|directory| directory.is_open() && directory.shown.ctime != attr.ctime)
     }
 
-    /// Waits until the kernel has taken all answers with names whose requests came before now. Answers to thread `tid`
-    /// count as taken.
+    /// Waits until the kernel has taken all answers with names whose requests arrived before now. Answers to thread
+    /// `tid` count as taken.
     pub(crate) fn names_arrive(&self, ino: Ino, tid: u32) {
         let (before, end_ns) = (self.asked.load(SeqCst), monotonic_ns() + NAMES_WAIT.as_nanos() as u64);
         while self.are_names_coming(ino, before, tid, monotonic_ns()) && monotonic_ns() < end_ns {
@@ -223,7 +223,7 @@ impl KeptListings {
         }
     }
 
-    /// Directories that have marked open ones.
+    /// Directories that have marked open descriptors.
     pub(crate) fn open(&self) -> Vec<Ino> {
         self.directories.lock().iter().filter(|(_, directory)| directory.is_open()).map(|(ino, _)| *ino).collect()
     }
@@ -273,7 +273,8 @@ mod tests {
         assert_eq!(kept.opens(ino, late_ns, sure), Mark::Anew, "there were no attributes with it");
     }
 
-    /// Goal: the table is bounded, and open directories stay in it. Method: more directories than there is space for.
+    /// Goal: the table is bounded, and open directories stay in it. Method: more directories than the table has space
+    /// for.
     #[test]
     fn directories_known_are_bounded() {
         let kept = KeptListings::default();

@@ -1,7 +1,7 @@
 //! `KernelView`: which attributes the kernel of this mount may be caching, and which inodes this mount is changing.
 //!
 //! Owns: which inodes are being changed by requests of this mount, and which have attributes with a running timeout in
-//! the kernel, so that no inode is both at once. Also the last ends of files that the kernel was shown. Does not own:
+//! the kernel. No inode is both at once. It also owns the last ends of files that the kernel was shown. Does not own:
 //! the rule by which an answer gets a timeout (`lent`).
 //!
 //! In sole mode the kernel caches attributes. Suppose a `stat` is answered from before a write, and the kernel caches
@@ -35,7 +35,7 @@ use std::time::Duration;
 const SLOTS: usize = 8192;
 /// The longest time that a thread needs from the answer to the moment from which the kernel counts the timeout.
 const LATE: Duration = Duration::from_millis(50);
-/// This many last ends of a file are remembered, because requests may have crossed.
+/// This many of the last ends of a file are remembered, because requests may have crossed.
 const ENDS: usize = 4;
 
 #[derive(Default)]
@@ -60,7 +60,8 @@ struct Slot {
     next_end: usize,
 }
 
-/// The facts about the mount's inodes that the kernel may have cached. The head of the module explains it.
+/// The facts about the mount's inodes that the kernel may have cached. The knowledge of the mount about the kernel's
+/// caches of inodes.
 pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.
@@ -115,8 +116,8 @@ impl KernelView {
         Since(self.ended.load(SeqCst))
     }
 
-    /// Whether an answer with attributes of `ino`, requested at `since`, may carry a timeout of `life`. If so, the
-    /// timeout is noted.
+    /// Returns whether an answer with attributes of `ino`, requested at `since`, may carry a timeout of `life`. If so,
+    /// the timeout is noted.
     pub(crate) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
         let mut slot = self.slot(ino).lock();
         if slot.changes > 0 || slot.posted_to > 0 || slot.changed > since.0 {
@@ -168,12 +169,12 @@ impl KernelView {
         slot.changed = self.ended.fetch_add(1, SeqCst) + 1;
     }
 
-    /// Whether programs have written to `ino` without the kernel, so that the kernel may use an older end.
+    /// Returns whether programs have written to `ino` without the kernel, so that the kernel may use an older end.
     pub(crate) fn was_posted_to(&self, ino: Ino) -> bool {
         self.slot(ino).lock().was_posted_to
     }
 
-    /// Whether a change of `ino` is under way.
+    /// Returns whether a change of `ino` is under way.
     pub(crate) fn is_changing(&self, ino: Ino) -> bool {
         self.slot(ino).lock().changes > 0
     }
@@ -195,7 +196,7 @@ impl KernelView {
         }
     }
 
-    /// Whether the kernel may believe that the file ends at `offset`.
+    /// Returns whether the kernel may believe that the file ends at `offset`.
     pub(crate) fn may_be_end(&self, ino: Ino, offset: u64) -> bool {
         let slot = self.slot(ino).lock();
         slot.told != ino || slot.ends.contains(&offset)
@@ -206,7 +207,7 @@ impl KernelView {
         self.slot(ino).lock().missed = true;
     }
 
-    /// Whether the kernel knows where the file ends, which is so in a mount that was always the only one.
+    /// Returns whether the kernel knows where the file ends, which is so in a mount that was always the only one.
     pub(crate) fn knows_end(&self, ino: Ino) -> bool {
         !self.slot(ino).lock().missed
     }
@@ -243,7 +244,7 @@ impl<V: Deref<Target = KernelView>> Changing<V> {
         let alone = !self.beside && slot.changes == 1 && slot.changed <= self.since.0;
         slot.changes -= 1;
         slot.changed = self.view.ended.fetch_add(1, SeqCst) + 1;
-        // No other change came in between, so the answer is as good as one that is requested now.
+        // No other change was made in between, so the answer is as good as one that is requested now.
         if alone { Since(slot.changed) } else { self.since }
     }
 }
@@ -281,7 +282,7 @@ mod tests {
         assert!(view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: a change invalidates attributes with a timeout of its inode, and of no other. Method: the marks of two
+    /// Goal: a change invalidates attributes with a timeout of its own inode, and of no other. Method: the marks of two
     /// inodes in one slot.
     #[test]
     fn what_was_lent_is_forgotten() {
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(forgotten(), Ino(0), "lent anew");
     }
 
-    /// Goal: a change with a delayed answer counts as one change. It ends once, when the first holder says so, or when
+    /// Goal: a change with a delayed answer counts as one change. It ends once, when the first holder ends it, or when
     /// the last holder is dropped. Method: shared changes that are ended and dropped.
     #[test]
     fn shared_changes_end_once() {
@@ -321,8 +322,8 @@ mod tests {
         assert!(view.now() != ended && view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: ends that the kernel was shown lately are known, and if none is known any offset may be the end. Method:
-    /// more ends than are remembered.
+    /// Goal: ends that the kernel was shown lately are known; if none is known, any offset may be the end. Method: more
+    /// ends than are remembered.
     #[test]
     fn ends_that_were_told() {
         let (view, ino) = (KernelView::default(), Ino(5));

@@ -1,7 +1,7 @@
 //! The timeouts that answers carry in sole mode.
 //!
-//! Owns: for the request that each thread handles, the caching mode when it began, and the note (*loan*) that its
-//! answer carries a timeout. Does not own: which mode is in force (the client).
+//! Owns: for the request that each thread handles, the caching mode when it began, and a note (*loan*) if its answer
+//! carries a timeout. Does not own: which mode is in force (the client).
 //!
 //! Invariant: a loan begins before the timeout is chosen and lasts until the answer is written. So the client knows
 //! every answer with a timeout that is on its way to the kernel.
@@ -23,7 +23,7 @@ thread_local! {
     static PRESENT: RefCell<Present> = RefCell::default();
 }
 
-/// To be called when this thread begins to handle a request, at `since`.
+/// It has to be called before this thread begins to handle a request, at `since`.
 pub(crate) fn begins(client: &Client, since: Since) {
     PRESENT.with_borrow_mut(|present| *present = Present { rule: client.rule(), since, lending: None });
 }
@@ -43,12 +43,12 @@ pub(crate) fn ttl(client: &Client) -> Duration {
     })
 }
 
-/// Whether no directory was changed by this mount since the present request began.
+/// Returns whether no directory was changed by this mount since the present request began.
 pub(crate) fn knows_directories(client: &Client) -> bool {
     PRESENT.with_borrow(|present| client.lends_directories(present.rule))
 }
 
-/// To be called when the answer was written.
+/// It has to be called when the answer was written.
 pub(crate) fn answered() {
     drop(PRESENT.take());
 }

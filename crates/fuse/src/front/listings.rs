@@ -1,17 +1,18 @@
 //! Open directories: which program opened each of them, and where its listing has ended.
 //!
-//! A directory is listed with the rights of the open, as a file is read. This is so even if the program has given up
+//! A directory is listed with the rights of the open, as a file is read. This holds even if the program has given up
 //! its rights since, if it got the open directory from another program, or if the directory's permissions have changed.
 //! The kernel checks permissions at the open, and the mount vouches for that to the server.
 //!
 //! After the last entry the kernel requests further ones, which costs one request for each listing of a small
 //! directory. The previous answer has said that the listing is complete, so the mount answers this request itself.
 //!
-//! A program that lists a directory mostly looks at what it finds: `ls -l`, `find`, `du`, `cp -r`, `rm -r`. An entry
-//! that is listed with attributes costs it no further message. The kernel leaves it to the mount whether an entry has
-//! them. In sole mode entries have them, up to `SHOWN_MAX` of one open directory of which the program has used none:
-//! for each of them the kernel has an inode. In shared mode each of them costs tokens, so entries have attributes in
-//! the first answer, and in further ones if names of the directory were used since the one before.
+//! A program that lists a directory mostly looks at the entries that it finds: `ls -l`, `find`, `du`, `cp -r`, `rm -r`.
+//! An entry that is listed with attributes costs it no further message. The mount may choose whether an entry has
+//! attributes. In sole mode all entries have them, but an open directory gets at most `SHOWN_MAX` of which the program
+//! has used none, because the kernel keeps an inode for each. In shared mode attributes cost tokens. So entries have
+//! them in the first answer, and in a further answer only if the program has used names of the directory since the
+//! previous one.
 //!
 //! Owns: numbers of open directories, their openers, whether the kernel caches what it reads through them, which
 //! answers have attributes, and where each listing has ended. Does not own: what a listing contains
@@ -26,8 +27,8 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Most entries with attributes of an open directory of which the program uses none. `rm -r` reads 100,000 before it
-/// removes the first one.
+/// Most entries with attributes of an open directory of which the program uses none. `rm -r` reads 100,000 entries
+/// before it removes the first one.
 const SHOWN_MAX: usize = 131_072;
 /// Counters of uses, each for all directories whose numbers leave the same rest.
 const USES: usize = 256;
@@ -59,7 +60,7 @@ pub(crate) struct Listings {
 
 struct Opened {
     opener: Cred,
-    /// The kernel caches what it reads through this open directory.
+    /// The kernel caches the entries that it reads through this open directory.
     marked: bool,
     /// Entries with attributes since the program last used a name.
     shown: usize,
@@ -76,7 +77,7 @@ impl Listings {
         Handle(handle)
     }
 
-    /// Whether the kernel caches the entries that it reads through `handle`.
+    /// Returns whether the kernel caches the entries that it reads through `handle`.
     pub(crate) fn is_marked(&self, handle: Handle) -> bool {
         self.openers.lock().get(&handle.0).is_some_and(|opened| opened.marked)
     }
@@ -91,7 +92,7 @@ impl Listings {
         self.uses.of(dir).fetch_add(1, Relaxed);
     }
 
-    /// Whether the entries of the next answer get attributes.
+    /// Returns whether the entries of the next answer get attributes.
     pub(crate) fn wants_attributes(&self, handle: Handle, dir: Ino, offset: u64, is_alone: bool) -> bool {
         let uses = self.uses.of(dir).load(Relaxed);
         let mut openers = self.openers.lock();
@@ -104,7 +105,7 @@ impl Listings {
         begins_or_used || is_alone && opened.shown < SHOWN_MAX
     }
 
-    /// An answer has so many entries with attributes.
+    /// An answer has this many entries with attributes.
     pub(crate) fn shows(&self, handle: Handle, entries: usize) {
         if let Some(opened) = self.openers.lock().get_mut(&handle.0) {
             opened.shown += entries;
@@ -121,7 +122,7 @@ impl Listings {
         self.ends.lock().insert(handle.0, cookie);
     }
 
-    /// Whether the listing of `handle` is known to end at `cookie`. True only once.
+    /// Returns whether the listing of `handle` is known to end at `cookie`. The result is true only once.
     pub(crate) fn take_end(&self, handle: Handle, cookie: u64) -> bool {
         let mut ends = self.ends.lock();
         let is_end = ends.get(&handle.0) == Some(&cookie);
@@ -131,7 +132,7 @@ impl Listings {
         is_end
     }
 
-    /// Closes a directory. Returns whether the kernel cached what it read through it.
+    /// Closes a directory. Returns whether the kernel cached the listing that it read through this descriptor.
     pub(crate) fn close(&self, handle: Handle) -> bool {
         self.ends.lock().remove(&handle.0);
         self.openers.lock().remove(&handle.0).is_some_and(|opened| opened.marked)
@@ -142,8 +143,9 @@ impl Listings {
 mod tests {
     use super::*;
 
-    /// Goal: entries have attributes as long as somebody may use them: in sole mode up to a bound, beyond that and in
-    /// shared mode in the first answer, and in an answer behind which names were used. Method: by hand.
+    /// Goal: entries have attributes as long as a program may use them: in sole mode up to a bound; beyond the bound,
+    /// and in shared mode, in the first answer and in each answer before which names were used. Method: a sequence of
+    /// listings and uses of names that the test chooses.
     #[test]
     fn entries_that_are_used_have_attributes() {
         let listings = Listings::default();

@@ -10,10 +10,10 @@
 //! In these cases the mount shows the directory under another node id that the kernel does not know, so that nothing
 //! has to be moved. The directory keeps this id at this place. Both ids mean the same inode, and the kernel drops the
 //! old place when it looks the name up there next. The kernel takes the two ids for two directories, and the entries
-//! that it has in one are not in the other. So if it knows a child below the old id, the child has to be moved when it
-//! is shown below the new one. Therefore a place is a name in a directory *by node id*.
+//! that it has in one are not in the other. So if the kernel knows a child below the old id, the child has to be moved
+//! when it is shown below the new one. Therefore a place is a name in a directory *by node id*.
 //!
-//! Owns: where each directory was shown last and under which id, and which threads were shown a directory at a new
+//! Owns: where and under which id each directory was shown last, and which threads were shown a directory at a new
 //! place and have not used it yet. Does not own: names of other inodes.
 //!
 //! Invariants:
@@ -21,7 +21,7 @@
 //! * A directory gets another id in three cases only. The thread's lookup has just failed in the kernel. Or the thread
 //!   is in a call that makes or moves a name (`syscall`). Or the new place would close a cycle. The id is bound to the
 //!   place at once, because nothing can keep the kernel from using it.
-//! * A directory that this mount moves is moved here too.
+//! * A directory that this mount moves is moved in this table too.
 //! * Nothing is cached under another id than the inode's own (`is_other`), because invalidations use the inode's own
 //!   id.
 //!
@@ -44,7 +44,7 @@ const DEPTH_MAX: usize = 128;
 /// A name in a directory, which is given by its node id.
 type Place = (Ino, Box<[u8]>);
 
-/// Where a directory was shown last.
+/// The place where a directory was shown last.
 #[derive(Clone)]
 struct Spot {
     place: Place,
@@ -93,7 +93,7 @@ impl Shown {
         }
     }
 
-    /// Whether the kernel was shown `above` as `dir` or as one of its ancestors. `dir` is a node id.
+    /// Returns whether the kernel was shown `above` as `dir` or as one of its ancestors. `dir` is a node id.
     fn is_above(&self, above: Ino, dir: Ino) -> bool {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
@@ -115,7 +115,7 @@ struct Moving {
     place: Place,
     /// The node id that was shown.
     node: Ino,
-    /// Lookups of that place in a row. The kernel looks the place up a second time if it knew something else there.
+    /// Lookups of that place in a row. The kernel looks up the place a second time if it knew another directory there.
     asked: u32,
     /// The thread has looked up something else since, so the walk in which it was shown this has ended.
     came_back: bool,
@@ -189,8 +189,8 @@ impl Moved {
         node
     }
 
-    /// Whether a thread was shown a directory at this place before and has returned without using it. This means that
-    /// the kernel was unable to move the directory.
+    /// Returns whether a thread was shown a directory at this place before and has returned without using it. This
+    /// means that the kernel was unable to move the directory.
     fn has_failed(&self, thread: u32, ino: Ino, place: &Place) -> bool {
         let mut moving = self.moving.lock();
         let Some(one) = moving.get_mut(&thread).filter(|one| one.ino == ino && one.place == *place) else {
@@ -236,7 +236,7 @@ impl Moved {
         Some(steps)
     }
 
-    /// Whether the kernel was last shown the directory by this name and under the inode's own id.
+    /// Returns whether the kernel was last shown the directory by this name and under the inode's own id.
     pub(crate) fn is_shown(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
         let shown = self.shown.lock();
         shown.spot(ino).is_some_and(|spot| spot.node == ino && spot.place.0 == dir && *spot.place.1 == *name)
@@ -254,8 +254,8 @@ impl Moved {
         }
     }
 
-    /// A listing shows a directory. False if the listing must not carry its attributes, because the kernel would move
-    /// it.
+    /// A listing shows a directory. Returns false if the listing must not carry its attributes, because the kernel
+    /// would move it.
     pub(crate) fn listed(&self, ino: Ino, dir: Ino, name: &[u8]) -> bool {
         let place: Place = (dir, name.into());
         let mut shown = self.shown.lock();
@@ -288,7 +288,8 @@ impl Moved {
         }
     }
 
-    /// Notes that `thread` works on `node`. If the thread was shown that at a new place, the kernel has it there now.
+    /// Notes that `thread` works on `node`. If the thread was shown this directory at a new place, the kernel has moved
+    /// it there by now.
     #[inline]
     pub(crate) fn used(&self, thread: u32, node: Ino) {
         if self.threads.load(SeqCst) > 0 {
@@ -377,8 +378,8 @@ mod tests {
         assert_eq!(next(node), next(D), "they come round");
     }
 
-    /// Goal: what the kernel knows below a directory has to be moved when the directory is shown under another id.
-    /// Method: a directory inside one that other mounts move, shown to a thread that renames. (Promise S5)
+    /// Goal: a directory that the kernel knows below another one has to be moved when the upper one is shown under
+    /// another id. Method: a directory inside one that other mounts move, shown to a thread that renames. (Promise S5)
     #[test]
     fn children_of_another_id_are_elsewhere() {
         let (moved, child) = (Moved::default(), Ino(4));
@@ -402,7 +403,7 @@ mod tests {
     }
 
     /// Goal: a directory that this mount itself moves is recorded at its new place. A listing moves nothing. A
-    /// directory is never shown below itself. Method: by hand.
+    /// directory is never shown below itself. Method: a sequence of moves and listings that the test chooses.
     #[test]
     fn own_moves_and_circles() {
         let moved = Moved::default();

@@ -89,18 +89,19 @@ impl Names {
         }
     }
 
-    /// Whether requests of a thread are answered by `client_fs/names`.
+    /// Returns whether requests of a thread are answered by `client_fs/names`.
     #[inline]
     pub(crate) fn is_own(&self, tid: u32) -> bool {
         self.lender.is_own(tid)
     }
 
-    /// Whether the trial of the kernel is under way. Requests of the mount's own threads are then treated like others.
+    /// Returns whether the trial of the kernel is under way. Requests of the mount's own threads are then treated like
+    /// those of programs.
     pub(crate) fn is_starting(&self) -> bool {
         self.lender.is_starting()
     }
 
-    /// To be called when the answer to the present request was written.
+    /// It has to be called when the answer to the present request was written.
     #[inline]
     pub(crate) fn answered(&self) {
         if LENDS.replace(false) {
@@ -125,7 +126,8 @@ impl Names {
         looks.insert(tid, Look { dir, name: name.into(), loan });
     }
 
-    /// Whether `name`, under this loan, was the last name for which the thread got such an answer. True only once.
+    /// Returns whether `name`, under this loan, was the last name for which the thread got such an answer. The result
+    /// is true only once.
     pub(crate) fn has_just_asked(&self, tid: u32, dir: Ino, name: &[u8], loan: u64) -> bool {
         let look = self.looks.lock().remove(&tid);
         look.is_some_and(|look| look.dir == dir && *look.name == *name && look.loan == loan)

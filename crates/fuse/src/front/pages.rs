@@ -7,8 +7,8 @@
 //!
 //! * The threads that drop pages serve no request. While a drop blocks, the kernel writes back dirty mapped pages and
 //!   waits for reads of pages that are under way. Other threads have to serve these requests.
-//! * Pages that go with a lock have threads of their own. Requests for those pages wait for no lock of the cluster. The
-//!   thread for overwritten pages may wait for requests that do.
+//! * Pages that go with a lock have threads of their own. Requests for those pages wait for no lock of the cluster.
+//!   Such requests may delay the thread for overwritten pages.
 //! * A drop may wait for as long as a truncate of its file is unanswered. Drops of other files do not wait behind it,
 //!   unless `DROPPERS_MAX` drops are waiting.
 
@@ -147,8 +147,8 @@ impl KernelPages for Senders {
     }
 
     fn take_names(&self, names: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {
-        // An invalidation thread's walk has to begin with a question for the directory's attributes, so these are
-        // dropped first.
+        // An invalidation thread's walk has to begin with a request for the directory's attributes, so the kernel is
+        // made to drop these first.
         let others = names.iter().filter(|lent| !matches!(lent.shows, NameShows::Directory(_)));
         for dir in others.map(|lent| lent.dir).collect::<BTreeSet<Ino>>() {
             self.forget(dir);
@@ -158,7 +158,7 @@ impl KernelPages for Senders {
 
     fn show_directory(&self, ino: Ino, dir: Ino, name: &[u8], done: Box<dyn FnOnce() + Send>) {
         let (node, dir) = (self.moved.node(ino), self.moved.node(dir));
-        // If the kernel does not know the inode, it has no place for it.
+        // If the kernel does not know the inode, it has no place for it either.
         if self.with_locks.notifier.inval_attr(node) != Ok(true) {
             return done();
         }

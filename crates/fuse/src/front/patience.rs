@@ -9,7 +9,7 @@
 //! Owns: this rule, and the calls that are observed. Does not own: the delivery of interrupts (`interrupt`, `later`),
 //! what a pending signal demands (`signals`).
 //!
-//! Bound: at most `OBSERVERS_MAX` calls are observed at a time. Beyond that, a signal ends a wait at once.
+//! Bound: at most `OBSERVERS_MAX` calls are observed at a time. If there are more, a signal ends a wait at once.
 
 use crate::later::Later;
 use crate::request::Caller;
@@ -84,7 +84,7 @@ impl Wait {
         pending.wait_for(Some(&self.0.interrupt), Some(most))
     }
 
-    /// Goes on waiting as a task. From now on `later` receives the caller's signals.
+    /// Continues waiting as a task. From now on `later` receives the caller's signals.
     pub(crate) async fn go_on<T: Send + 'static>(&self, pending: Pending<T>, later: &Later) -> Result<T> {
         later.wake_on_interrupt(Waker::from(self.0.clone()));
         let interrupt = &self.0.interrupt;

@@ -2,20 +2,20 @@
 //!
 //! Owns: the ring of each file that programs post to, the check who may post, and the rule that posted writes are
 //! carried out before any request for the file is served. Does not own: the rules of a ring (`amphi_shm`), when a file
-//! may be posted to and what a write does (the client), which requests need what (`client_fs/posts`).
+//! may be posted to and the steps of a write (the client), which requests wait for which posts (`client_fs/posts`).
 //!
 //! A ring belongs to a file, so its writes are carried out in the order of its positions. Each write names the handle
-//! of an open file, which has to be one whose program has asked here for that file: so a program that forges writes can
-//! change only a file that it had open for writing, as it can through a mapping.
+//! of an open file, and the program of that open file must have requested a ring here for that file. So a program that
+//! forges writes can change only a file that it has open for writing, as it can through a mapping.
 //!
 //! *Draining* takes the posted writes, joins adjacent ones, and writes them into the cache on the calling thread.
 //! Writes that cannot go into the cache at once (the cache is full of dirty bytes, or another call holds the bytes) are
 //! left to a task, and every caller that needs the file waits for it. All writes of a file go through one queue, so
 //! they keep their order.
 //!
-//! Invariants: bytes that a program was told are written are in the ring or in the queue, until they are in the cache
-//! or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when
-//! the ring was stopped and the queue is empty.
+//! Invariants: bytes whose write was reported to a program as done are in the ring or in the queue, until they are in
+//! the cache or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which
+//! ends when the ring was stopped and the queue is empty.
 //!
 //! Bounds: `FILES_MAX` rings of 4 MiB each; `OWED_MAX` files whose end the kernel may not know.
 
@@ -49,7 +49,7 @@ const STRIKES_MAX: u32 = 3;
 /// Memory for parts that is kept for each file.
 const SPARE_MAX: usize = 4;
 
-/// What a program gets memory for.
+/// The right for which a program gets memory.
 pub(crate) type Secret = [u8; 16];
 
 /// 16 random bytes.
@@ -68,6 +68,8 @@ pub(crate) struct Posts {
     barriers: [AtomicU32; BARRIERS],
     last_id: AtomicU64,
     owed: Arc<Mutex<BTreeSet<Ino>>>,
+    /// The mount ends.
+    is_over: AtomicBool,
 }
 
 impl Default for Posts {
@@ -78,6 +80,7 @@ impl Default for Posts {
             barriers: [const { AtomicU32::new(0) }; BARRIERS],
             last_id: AtomicU64::new(0),
             owed: Arc::default(),
+            is_over: AtomicBool::new(false),
         }
     }
 }
@@ -129,7 +132,7 @@ struct Work {
     is_busy: bool,
     starts: bool,
     waiting: Vec<Waker>,
-    /// Posts, and reads that came meanwhile.
+    /// Posted writes, and reads that came meanwhile.
     posts: u32,
     reads: u32,
     strikes: u32,
@@ -206,7 +209,7 @@ impl Posted {
         assert_eq!(work.taken - work.done, queued, "{}: {queued} parts of posted writes are queued", self.ino);
     }
 
-    /// Carries out what can be done at once. Returns whether that is everything.
+    /// Executes the posts that can be executed at once. Returns whether that is everything.
     fn carry_out(&self, work: &mut Work) -> bool {
         while !work.is_busy
             && let Some(part) = work.queue.front()
@@ -222,8 +225,8 @@ impl Posted {
         work.queue.is_empty()
     }
 
-    /// Gives the room that is set aside for posts to those that were posted, and allows no more. Returns whether there
-    /// was any.
+    /// Uses the room that is set aside for the writes that were posted, and permits no further posts. Returns whether
+    /// there was any such room.
     fn use_room(&self, work: &mut Work) -> bool {
         if work.posting.is_none() {
             return false;
@@ -255,7 +258,7 @@ impl Posted {
         Some(work.taken)
     }
 
-    /// From now on nothing is posted. What was posted is carried out as by `drain`.
+    /// From now on no write can be posted. Writes that were posted before are executed as by `drain`.
     fn stop(&self, work: &mut Work) -> Option<u64> {
         self.ring.set_limit(0);
         self.drain(work)
@@ -331,7 +334,7 @@ impl Task {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The next part; it stays in the queue until it is done. Without one, the task is over.
+    /// The next part; it stays in the queue until it is done. If there is none, the task ends.
     fn next(&mut self) -> Option<(PostRights, Arc<OpenFile>, Ctx, ByteRange, Vec<u8>)> {
         let mut work = self.posted.work.lock();
         if let Some(part) = work.queue.front() {
@@ -366,7 +369,7 @@ impl Drop for Task {
 }
 
 impl Posts {
-    /// Whether programs may post to a file.
+    /// Returns whether programs may post to a file.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(SeqCst)
@@ -402,9 +405,10 @@ impl Posts {
             if work.strikes >= STRIKES_MAX || work.is_beginning {
                 return None;
             }
-            if work.posting.is_some() {
-                if posted.ring.is_stopped() {
-                    // The posting is ending.
+            if let Some(posting) = &work.posting {
+                // A stopped ring is that of a posting which is ending. Each open file is checked: that others may post
+                // does not mean that the holder of this one may write.
+                if posted.ring.is_stopped() || !posting.admits(file) {
                     return None;
                 }
                 work.writers.insert(handle, writer);
@@ -426,9 +430,9 @@ impl Posts {
         };
         let limit = posting.limit();
         work.posting = Some(posting);
-        // A call that excludes posts counts itself first, and then looks for a posting. Whoever wants its locks rings, which
-        // does nothing before the posting is there.
-        let is_over = work.posting.as_ref().is_none_or(Posting::is_over);
+        // A call that excludes posts counts itself first, and then looks for a posting. So does the end of the mount.
+        // Whoever wants the locks of the posting rings, which does nothing before the posting is here.
+        let is_over = self.is_over.load(SeqCst) || work.posting.as_ref().is_none_or(Posting::is_over);
         if self.barrier(posted.ino).load(SeqCst) > 0 || limit == 0 || is_over {
             posted.end(&mut work);
             return None;
@@ -441,12 +445,15 @@ impl Posts {
     /// The file of a program that asks, with a ring that can be used.
     fn posted(&self, client: &Client, view: &Arc<KernelView>, ino: Ino) -> Option<Arc<Posted>> {
         let mut files = self.files.lock();
+        if self.is_over.load(SeqCst) {
+            return None;
+        }
         if let Some(posted) = files.get(&ino) {
             posted.with(|work| posted.drain(work));
             if !posted.ring.is_stuck() {
                 return Some(posted.clone());
             }
-            // Programs of the former ring find it stopped, and ask again.
+            // Programs find the former ring stopped, and request a new one.
             if posted.with(|work| posted.stop(work)).is_some() {
                 return None;
             }
@@ -480,7 +487,8 @@ impl Posts {
         &self.barriers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % BARRIERS]
     }
 
-    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped none begins.
+    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped, no posting
+    /// begins.
     pub(crate) fn exclude(&self, ino: Ino) -> Arrival<'_> {
         Arrival::counted(self.barrier(ino))
     }
@@ -505,13 +513,13 @@ impl Posts {
         rest.map(|upto| posted.settled(upto))
     }
 
-    /// As `drain`, and nothing more is posted to the file until a program is admitted anew.
+    /// Works as `drain`, and nothing more is posted to the file until a program is admitted again.
     pub(crate) fn stop(&self, ino: Ino) -> Option<Pending<()>> {
         let posted = self.get(ino)?;
         posted.with(|work| posted.stop(work)).map(|upto| posted.settled(upto))
     }
 
-    /// As `drain`, for all files.
+    /// Works as `drain`, for all files.
     pub(crate) fn drain_all(&self) -> Vec<Pending<()>> {
         let drain = |posted: Arc<Posted>| {
             let rest = posted.with(|work| posted.drain(work));
@@ -584,8 +592,9 @@ impl Posts {
         }
     }
 
-    /// Called when the mount ends: everything is carried out.
+    /// Called when the mount is about to end: everything is carried out, and from now on nothing is posted.
     pub(crate) fn end(&self) {
+        self.is_over.store(true, SeqCst);
         for posted in self.all() {
             let rest = posted.with(|work| posted.stop(work));
             if let Some(upto) = rest {
@@ -597,7 +606,8 @@ impl Posts {
         self.any.store(false, SeqCst);
     }
 
-    /// Whether the kernel may not know the end of the file, because posts have moved it. It is to be told now.
+    /// Returns whether the kernel may not know the end of the file, because posts have moved it. The kernel has to be
+    /// informed now.
     pub(crate) fn owes_end(&self, ino: Ino) -> bool {
         self.owed.lock().remove(&ino)
     }

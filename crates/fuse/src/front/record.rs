@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //!
-//! * Without recordings, a call costs one look at a number. With a recording, a call of another process costs one
+//! * Without recordings, a call costs one comparison of a number. With a recording, a call of another process costs one
 //!   look-up of the record of its thread.
 //! * `/proc` of a caller is read only for requests whose caller holds no lock for which `/proc` would wait (`may_ask`).
 //!   A page fault, `munmap` and `execve` hold such locks while they read and write pages, set times, and close
@@ -33,7 +33,8 @@ use std::sync::{Arc, Weak};
 /// may be about to become a recorded program.
 const KNOWN_NS: u64 = 10_000_000;
 const UNKNOWN_NS: u64 = 1_000_000;
-/// How long the name of a program is used at most. A program that was started more recently may be about to change.
+/// How long the name of a program is used at most. A process that was started more recently may be about to execute
+/// another program.
 const NAME_NS: u64 = 1_000_000_000;
 const CALLERS_MAX: usize = 1 << 16;
 const HANDLES_MAX: usize = 1 << 20;
@@ -70,7 +71,7 @@ pub(crate) struct Records {
     handles: Mutex<BTreeMap<u64, Weak<Recording>>>,
 }
 
-/// The number of a handle in a trace, in which 0 is none.
+/// The number of a handle in a trace, in which 0 means none.
 fn number(handle: crate::calls::Handle) -> u64 {
     handle.0.wrapping_add(1)
 }
@@ -81,7 +82,7 @@ impl Records {
         Records { environments, jobs, recorder, told: Mutex::default(), handles: Mutex::default() }
     }
 
-    /// What is to be recorded of a request that begins, if anything.
+    /// Decides what is recorded of a request that begins.
     #[inline]
     pub(crate) fn begin(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         if self.recorder.is_on() { self.begin_recorded(caller, request) } else { None }
@@ -175,9 +176,9 @@ impl Records {
     }
 }
 
-/// Whether the caller's environment may be read while the call waits for its answer. `munmap` writes pages back and
-/// sets times while it holds the lock on the caller's memory. `execve` closes descriptors, and releases their locks,
-/// while no other process may look at the process.
+/// Returns whether the caller's environment may be read while the call waits for its answer. `munmap` writes pages back
+/// and sets times while it holds the lock on the caller's memory. `execve` closes descriptors, and releases their
+/// locks, while no other process may look at the process.
 fn may_ask(call: &Call) -> bool {
     let may_hold = matches!(
         call.op,

@@ -2,11 +2,11 @@
 //!
 //! If a write bypasses the page cache, would end behind the end of the file, and fails, Linux truncates the file to the
 //! size that it knows, within the same system call (fs/fuse/file.c, `fuse_direct_IO`). In shared mode that size may be
-//! out of date, and the bytes behind it may be those of other mounts (promise S17). The request looks like a program's
-//! own `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
+//! outdated, and the bytes behind it may be those of other mounts (promise S17). The request looks like a program's own
+//! `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
 //!
-//! Owns: which handles had a failed write, and how to tell the two kinds of truncates apart. Does not own: what a
-//! failed write leaves in the file (`amphi_client`).
+//! Owns: which handles had a failed write, and how to tell the two kinds of truncates apart. Does not own: the bytes of
+//! a failed write that stay in the file (`amphi_client`).
 //!
 //! Invariants: without a failed write no thread is looked at, and each failed call explains one truncate only.
 
@@ -53,7 +53,7 @@ impl Rollbacks {
         self.any.store(true, SeqCst);
     }
 
-    /// Whether a truncate to `size` was sent by the kernel after a failed write of this thread.
+    /// Returns whether a truncate to `size` was sent by the kernel after a failed write of this thread.
     pub fn is_rollback(&self, handle: Handle, tid: u32, size: u64) -> bool {
         if !self.any.load(SeqCst) {
             return false;
@@ -80,8 +80,8 @@ impl Rollbacks {
     }
 }
 
-/// Whether the thread is in a truncating call of its program. If that cannot be seen, the answer is no, to protect what
-/// other mounts have written.
+/// Returns whether the thread is in a truncating call of its program. If that cannot be seen, the answer is no, to
+/// protect the bytes that other mounts have written.
 fn is_truncating(tid: u32) -> bool {
     Syscall::of(tid).is_some_and(|call| TRUNCATES.contains(&call.number))
 }

@@ -1,17 +1,18 @@
 //! `Sizes`: makes the kernel use the sizes that programs were shown.
 //!
-//! Linux gives an inode's attributes a version. Another answer, a write, a truncate or an invalidation moves the
-//! version, and Linux then keeps no answer to a question from before. The program that called `stat` gets the answer
-//! nevertheless. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek` to the
-//! end use the size that the kernel has cached. In a test, programs set the size of a file, requested it, mapped the
-//! file and touched its last byte. One of thirty was ended by SIGBUS. While another mount appended records, one of six
-//! reads on this mount ended before a record whose append had returned. Therefore:
+//! Linux gives an inode's attributes a version. Another answer, a write, a truncate or an invalidation increases the
+//! version, and Linux then does not cache an answer to an earlier request. The program that called `stat` gets the
+//! answer nevertheless. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek`
+//! to the end use the size that the kernel has cached. In a test, programs set the size of a file, requested it, mapped
+//! the file and touched its last byte. In one of thirty programs this caused SIGBUS. While another mount appended
+//! records, one of six reads on this mount ended before a record whose append had returned. Therefore the following
+//! holds:
 //!
-//! * Some answers may be crossed by something that leaves the kernel with another size (`known`). Such an answer is
+//! * Some answers may be crossed by an event that leaves the kernel with another size (`known`). Such an answer is
 //!   given only when the kernel has its size. To achieve that, a thread of the mount calls `statx` on its own mount, so
-//!   that the kernel takes a newer answer. It repeats that until the kernel keeps the size that it was answered. A
-//!   single program causes no such question, nor do any number of programs that are shown the size that the kernel has
-//!   already.
+//!   that the kernel takes a newer answer. The thread repeats this until the kernel keeps the size in the answer. A
+//!   single program causes no such call of `statx`, and neither do any number of programs that are shown the size that
+//!   the kernel already has.
 //! * An operation that would advance the version is answered, and pages are dropped, only when the kernel uses the last
 //!   size that another thread was shown.
 //! * An answer that the kernel caches in any case (to a change of the mode, to a link) shows nothing older than what
@@ -25,10 +26,10 @@
 //!
 //! Bounds: an answer waits until the kernel was asked `ROUNDS` times within at least `ASK_WAIT`. It waits longer while
 //! this mount changes the file, and while a program may not have received the answer to its change, but never longer
-//! than `CHANGE_WAIT`. A check takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids,
-//! the kernel may use the older size until it requests the size again. There are `SLOTS` slots, each for the inodes of
-//! one hash value. If more than `WAYS` inodes of a slot are in use within the time that an answer takes, the oldest is
-//! forgotten.
+//! than `CHANGE_WAIT`. A check takes `LOOK_WAIT`. If this is not sufficient, and where the mount may not open inodes by
+//! their ids, the kernel may use the older size until it requests the size again. There are `SLOTS` slots, each for the
+//! inodes of one hash value. If more than `WAYS` inodes of a slot are in use within the time that an answer takes, the
+//! oldest is forgotten.
 
 mod known;
 
@@ -61,10 +62,10 @@ const ASKED_NS: u64 = 100_000_000;
 /// After this time since an answer was given, the kernel has certainly taken it. The thread that gets the answer only
 /// needs a processor for that. Where 15 threads wanted each processor, some threads took more than 10 ms.
 const TAKEN_NS: u64 = 500_000_000;
-/// The same for an answer that the kernel keeps in any case. Others pause for this time, so it is shorter.
+/// The same for an answer that the kernel keeps in any case. Other answers wait for this time, so it is shorter.
 const FIXED_NS: u64 = 10_000_000;
-/// How long a thread may need to receive the answer to its truncate, or to a write that made the file longer, if it is
-/// not seen to have received it.
+/// How long a thread may need to receive the answer to its truncate, or to a write that made the file longer, unless it
+/// is seen to have received it.
 const UNTAKEN_NS: u64 = 2_000_000_000;
 /// If the mount notices one request this much later than another request, it also read the first one later from the
 /// device.
@@ -72,7 +73,7 @@ const ORDER_NS: u64 = 500_000;
 /// How long an answer waits at least for the kernel to go by its size, before it is given in doubt.
 const ASK_WAIT: Duration = Duration::from_millis(50);
 /// How many times a thread has to have tried in this time, each time with `QUESTIONS` questions. On a machine that has
-/// no processor free, one time may take longer than `ASK_WAIT`.
+/// no processor free, a single request may take longer than `ASK_WAIT`.
 const ROUNDS: usize = 8;
 /// How long an answer waits at most. It waits as long while this mount changes the file, because the kernel caches no
 /// other answer until the change is answered and its program has received the answer.
@@ -177,13 +178,13 @@ impl Sizes {
         act(slot.lock().of(ino))
     }
 
-    /// Whether a thread is one of those that request attributes so that the kernel takes the answer.
+    /// Returns whether a thread is one of those that request attributes so that the kernel takes the answer.
     fn asks(&self, tid: u32) -> bool {
         self.tids.iter().any(|own| own.load(SeqCst) == tid)
     }
 
-    /// To be called before a write of this mount is answered. Returns whether another thread was shown another size and
-    /// may not have taken that answer yet.
+    /// It has to be called before a write of this mount is answered. Returns whether another thread was shown another
+    /// size and may not have taken that answer yet.
     pub(crate) fn wrote(&self, ino: Ino, tid: u32, end: u64) -> bool {
         let now_ns = monotonic_ns();
         self.with(ino, |known| {
@@ -192,7 +193,7 @@ impl Sizes {
         })
     }
 
-    /// To be called before a truncate is answered.
+    /// It has to be called before a truncate is answered.
     pub(crate) fn has_cut(&self, tid: u32, attr: &Attr) {
         let (answer, now_ns) = (Answer::new(tid, attr, u64::MAX), monotonic_ns());
         self.with(attr.ino, |known| {
@@ -201,25 +202,25 @@ impl Sizes {
         });
     }
 
-    /// To be called before the answer to a request that the kernel treats as a truncate.
+    /// It has to be called before the answer to a request that the kernel treats as a truncate.
     pub(crate) fn cuts(&self, ino: Ino, tid: u32) {
         self.with(ino, |known| known.cuts(tid, monotonic_ns()));
     }
 
-    /// To be called before a read is answered. A read of pages that ends early may tell the kernel that the file ends
-    /// there.
+    /// It has to be called before a read is answered. A read of pages that ends early may tell the kernel that the file
+    /// ends there.
     pub(crate) fn has_read(&self, ino: Ino, how: &ReadHow, len: usize) {
         if how.into_page_cache && len < how.size {
             self.with(ino, |known| known.read_short(how.offset + len as u64, monotonic_ns()));
         }
     }
 
-    /// Attributes are invalidated. Waits for nothing.
+    /// Notes that the attributes of the inode are being invalidated. Waits for nothing.
     pub(crate) fn takes_back(&self, ino: Ino) {
         self.with(ino, |known| known.takes_back(monotonic_ns()));
     }
 
-    /// To be called before pages are dropped. Waits until the kernel has taken the answers that were given.
+    /// It has to be called before pages are dropped. Waits until the kernel has taken the answers that were given.
     pub(crate) fn takes_pages_back(&self, ino: Ino) {
         let mut looked = false;
         loop {
@@ -240,7 +241,7 @@ impl Sizes {
     }
 
     /// Waits until one of the threads has done a job. Returns whether the kernel then uses the right size, or `None` if
-    /// no thread can do it.
+    /// no thread can make it do so.
     fn wait_for(&self, ino: Ino, what: What, most: Duration) -> Option<bool> {
         Some(self.start(ino, what)?.recv_timeout(most) == Ok(true))
     }
@@ -312,7 +313,7 @@ impl Sizes {
         self.tids[own].store(0, SeqCst);
     }
 
-    /// Whether there are threads that request attributes and observe the kernel.
+    /// Returns whether there are threads that request attributes and observe the kernel.
     pub(crate) fn are_followed(&self) -> bool {
         let state = self.state.lock();
         state.threads > 0 && !state.ended
@@ -385,8 +386,8 @@ impl Sizes {
         self.with(attr.ino, |known| known.shows_in_doubt(answer, monotonic_ns()));
     }
 
-    /// As `tells`, for an answer that shows no size to a program and that may be left out. False means that it has to
-    /// be left out.
+    /// Works as `tells`, for an answer that shows no size to a program and that may be left out. False means that it
+    /// has to be left out.
     pub(crate) fn tells_aside(&self, tid: u32, attr: &Attr, asked_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let answer = Answer::new(tid, attr, asked_ns);
         self.with(attr.ino, |known| known.shows_aside(answer, monotonic_ns(), is_changing))
@@ -419,8 +420,8 @@ impl Sizes {
         false
     }
 
-    /// Whether an answer with a size may still be on its way to another thread. The kernel loses that size if something
-    /// crosses the answer.
+    /// Returns whether an answer with a size may still be on its way to another thread. The kernel loses that size if
+    /// something crosses the answer.
     pub(crate) fn is_on_its_way(&self, tid: u32, ino: Ino) -> bool {
         self.with(ino, |known| known.is_on_its_way(tid, monotonic_ns()))
     }
@@ -430,8 +431,8 @@ impl Sizes {
         self.wait_for(ino, What::Look, LOOK_WAIT);
     }
 
-    /// Called before an answer that the kernel keeps in any case. False if the answer may be older than what a program
-    /// was shown meanwhile.
+    /// Called before an answer that the kernel keeps in any case. The result is false if the answer may be older than
+    /// what a program was shown meanwhile.
     pub(crate) fn fixes(&self, tid: u32, attr: &Attr, asked_ns: u64) -> bool {
         let answer = Answer::new(tid, attr, asked_ns);
         self.with(attr.ino, |known| known.fixes(answer, monotonic_ns()))
@@ -472,7 +473,7 @@ mod tests {
     use super::*;
 
     /// Goal: without threads no answer waits, and pages are dropped at once, also in the first moments of a process.
-    /// Method: a size on its way.
+    /// Method: a size whose answer is on its way.
     #[test]
     fn nobody_waits_without_threads() {
         let (sizes, ino) = (Sizes::default(), Ino(7));
@@ -502,7 +503,8 @@ mod tests {
         assert_eq!(size(&mut slot, 2), None, "it has made room");
     }
 
-    /// Goal: only one thread at a time requests an inode, for all tasks that wait for it. Method: jobs by hand.
+    /// Goal: only one thread at a time requests an inode, for all tasks that wait for it. Method: the test adds and
+    /// takes the jobs itself.
     #[test]
     fn one_thread_asks_for_all() {
         let mut state = State::default();

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// Number of attempts. A thread that has just sent its request may not be asleep yet.
+/// Number of attempts. Number of attempts, because a thread that has just sent its request may not be asleep yet.
 const LOOKS: u32 = 20;
 const LOOK_PAUSE: Duration = Duration::from_micros(100);
 /// Number of arguments of a call.
@@ -19,7 +19,7 @@ pub(crate) struct Syscall {
 }
 
 impl Syscall {
-    /// The call that thread `tid` is in.
+    /// The system call in which thread `tid` is.
     #[expect(clippy::disallowed_methods, reason = "the kernel's clock, for a request that is looked at more closely")]
     pub(crate) fn of(tid: u32) -> Option<Syscall> {
         let place = format!("/proc/{tid}/syscall");
@@ -43,7 +43,7 @@ impl Syscall {
         Some(Syscall { number, arguments })
     }
 
-    /// Whether the call makes or moves a name, so that it may hold locks of directories during lookups.
+    /// Returns whether the call makes or moves a name, so that it may hold locks of directories during lookups.
     pub(crate) fn changes_names(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
         const OLD: &[i64] = &[
@@ -66,7 +66,7 @@ impl Syscall {
         (self.number == libc::SYS_pwritev2).then_some(self.arguments[ARGUMENTS - 1] as i32)
     }
 
-    /// Whether the call is a `pwritev2` with this flag.
+    /// Returns whether the call is a `pwritev2` with this flag.
     pub(crate) fn writes_with(&self, flag: i32) -> bool {
         self.write_flags().is_some_and(|flags| flags & flag != 0)
     }
@@ -76,8 +76,8 @@ impl Syscall {
 mod tests {
     use super::*;
 
-    /// Goal: calls are read as the kernel writes them. Method: the lines of such a file, and this thread, which does
-    /// not wait.
+    /// Goal: system calls are parsed in the form in which the kernel writes them. Method: the lines of such a file, and
+    /// this thread, which does not wait.
     #[test]
     fn calls_are_told_apart() {
         let number = libc::SYS_pwritev2;

@@ -1,6 +1,6 @@
 //! Flag bits of the FUSE protocol, grouped by the message that carries them.
 
-/// Flags of INIT; bits from 32 on travel in `flags2`.
+/// Flags of INIT; the bits from 32 on are in the field `flags2` of the message.
 pub mod init {
     /// Several reads of one file may be in flight.
     pub const ASYNC_READ: u64 = 1 << 0;

@@ -9,7 +9,7 @@ macro_rules! opcodes {
         impl Opcode {
             /// Every known code.
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
-            /// The code of a number; `None` if this version does not know it.
+            /// The opcode with this number; `None` if this version does not know it.
             pub fn from_raw(raw: u32) -> Option<Opcode> {
                 match raw { $($number => Some(Opcode::$name),)* _ => None }
             }

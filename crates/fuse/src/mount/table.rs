@@ -21,20 +21,20 @@ pub(super) fn device_at(path: &Path) -> Option<u64> {
 /// `STATX_MNT_ID_UNIQUE`.
 const OWN_NUMBER: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// The unique number of what is mounted at `path`, if the kernel gives one (Linux 6.8). The process that serves the
-/// mount is not asked.
+/// The unique number of the mount at `path`, if the kernel gives one (Linux 6.8). The process that serves the mount is
+/// not asked.
 pub(super) fn own_number_at(path: &Path) -> Option<u64> {
     let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let seen = rustix::fs::statx(rustix::fs::CWD, path, flags, OWN_NUMBER).ok()?;
     (seen.stx_mask & OWN_NUMBER.bits() != 0).then_some(seen.stx_mnt_id)
 }
 
-/// Whether an AmphiFS is mounted at exactly `path`.
+/// Returns whether an AmphiFS is mounted at exactly `path`.
 pub(super) fn is_ours(path: &Path) -> bool {
     top_at(path).is_some_and(|l| l.fs_type == FS_TYPE.as_bytes())
 }
 
-/// Whether anything with this device number is mounted anywhere. False if the table cannot be read.
+/// Returns whether anything with this device number is mounted anywhere. Returns false if the table cannot be read.
 pub(crate) fn is_mounted(device: u64) -> bool {
     let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
     table.split(|&b| b == b'\n').filter_map(parse).any(|line| line.device == device)

@@ -18,7 +18,7 @@ use rustix::io::Errno as Raw;
 use std::os::fd::{AsFd, OwnedFd};
 use zerocopy::IntoBytes;
 
-/// Flags that we answer if the kernel offers them.
+/// Flags that the mount requests if the kernel offers them.
 const WANTED: u64 = flag::ASYNC_READ
     | flag::ATOMIC_O_TRUNC
     | flag::EXPORT_SUPPORT
@@ -36,15 +36,15 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::DIRECT_IO_ALLOW_MMAP;
 /// Flags that we answer if the kernel offers them and the mount has access control lists.
 const WANTED_FOR_ACL: u64 = flag::POSIX_ACL | flag::DONT_MASK;
-/// Flags that we answer if the kernel offers them and the file system keeps file locks itself.
+/// Flags that the mount requests if the kernel offers them and the file system keeps file locks itself.
 const WANTED_FOR_LOCKS: u64 = flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
 /// Most background requests in flight: read-ahead and pieces of `O_DIRECT` calls. The kernel's default of 12 cuts a 16
 /// MiB call of 1 MiB pieces into two rounds.
 const BACKGROUND_MAX: u16 = 128;
 /// Read-ahead of the kernel, in bytes, for open files whose reads it serves: streams of small calls arrive in requests
 /// of this size. The kernel also reads this much around each first fault of a mapping, so it is not the largest
-/// request. The kernel starts with less, and INIT can only lower that. So a mount by root raises it elsewhere as well
-/// (`MountPoint::raise_read_ahead`).
+/// request. The kernel starts with a smaller value, and INIT can only lower that. So a mount by root raises it
+/// elsewhere as well (`MountPoint::raise_read_ahead`).
 pub(super) const READ_AHEAD_BYTES: u32 = 1 << 20;
 /// Bytes of a page in the protocol's page counts.
 const PAGE: usize = 4096;

@@ -22,7 +22,7 @@ pub(super) struct Polling {
     spin: Spin,
     /// The last request was answered quickly.
     quick: bool,
-    /// One in this many quick requests is followed by polling.
+    /// Polling follows one in this many quick requests.
     one_in: u32,
     /// Number of further quick requests that are not followed by polling.
     skip: u32,
@@ -38,7 +38,7 @@ impl Polling {
         self.quick = took_ns <= QUICK_NS;
     }
 
-    /// Whether to poll before the thread sleeps.
+    /// Returns whether to poll before the thread sleeps.
     pub(super) fn begins(&mut self) -> bool {
         if !std::mem::take(&mut self.quick) {
             return false;
@@ -51,7 +51,7 @@ impl Polling {
         true
     }
 
-    /// Whether to poll once more. Before it returns true, it has yielded the core once.
+    /// Returns whether to poll once more. Before it returns true, it has yielded the core once.
     pub(super) fn goes_on(&mut self, budget: Duration) -> bool {
         self.spin.turn(budget)
     }
@@ -68,8 +68,8 @@ impl Polling {
 mod tests {
     use super::*;
 
-    /// Goal: the thread polls only after quick requests, once for each. If polling finds nothing it becomes rare, and
-    /// when it finds a request it becomes frequent again. Method: requests by hand.
+    /// Goal: the thread polls only after quick requests, once for each. If polling finds nothing it becomes rarer, and
+    /// when it finds a request it becomes more frequent again. Method: requests at times that the test chooses.
     #[test]
     fn polls_where_it_pays() {
         let mut p = Polling::new();

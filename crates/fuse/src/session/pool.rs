@@ -26,13 +26,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Most requests in the backlog when all threads are blocked. Beyond it the last reader works too, and interrupts wait.
+/// Most requests in the backlog when all threads are blocked. If there are more, the last reader handles requests too,
+/// and interrupts wait.
 const BACKLOG_MAX: usize = 16384;
 /// Most bytes in the backlog, so that writes of 16 MiB do not pile up.
 const BACKLOG_MAX_BYTES: usize = 64 << 20;
 /// Threads beyond `threads_max` for requests of the kernel's own pages, when all others are blocked. There are more of
-/// them than the kernel waits for at a time. It drops pages of `DROPPERS_MAX` files and one more (`front::pages`), and
-/// waits for one read or write of each file at a time.
+/// them than the kernel waits for at a time. The kernel drops pages of `DROPPERS_MAX` files and one more
+/// (`front::pages`), and waits for one read or write of each file at a time.
 const PAGE_THREADS: usize = 64;
 const _: () = assert!(PAGE_THREADS > DROPPERS_MAX + 1, "a page request finds a thread");
 /// How often the watch checks whether any thread reads.
@@ -169,13 +170,13 @@ impl Pool {
         Next::Work
     }
 
-    /// Whether one more working thread would leave a thread that can read.
+    /// Returns whether one more working thread would leave a thread that can read.
     fn may_work(&self, s: &State, urgent: bool) -> bool {
         s.working() < self.threads_max + if urgent { PAGE_THREADS } else { 0 }
     }
 
-    /// Whether one more request of this user may wait. Of the threads that are not occupied by waiting requests of
-    /// others, one user may occupy half. So there are always some left for the next user.
+    /// Returns whether one more request of this user may wait. One user may occupy half of the threads that are not
+    /// occupied by waiting requests of other users. So there are always some left for the next user.
     fn has_share(&self, s: &State, share: Option<u32>) -> bool {
         let Some(uid) = share else { return true };
         let own = s.blocked.get(&uid).copied().unwrap_or_default();
@@ -204,20 +205,20 @@ impl Pool {
             *s.blocked.entry(uid).or_default() += 1;
         }
         // If only one caller is active, it sends nothing more while it waits. Another thread has to read meanwhile, but
-        // not beside this one afterwards.
+        // not together with this one afterwards.
         if s.working() > 1 || !s.backlog.is_empty() {
             s.raise(PRESSURE_STEP, self.readers_max);
         }
         if s.reading > 0 || s.ended { Next::Work } else { self.promote(&mut s) }
     }
 
-    /// Whether only one thread works, no requests queue, and no other thread reads.
+    /// Returns whether only one thread works, no requests queue, and no other thread reads.
     pub(super) fn is_calm(&self) -> bool {
         let s = self.state.lock();
         s.reading == 0 && s.backlog.is_empty() && s.pressure < PRESSURE_STEP
     }
 
-    /// Whether exactly one thread works, no other thread reads, and no request waits.
+    /// Returns whether exactly one thread works, no other thread reads, and no request waits.
     pub(super) fn works_alone(&self) -> bool {
         let s = self.state.lock();
         s.working() == 1 && s.reading == 0 && s.backlog.is_empty()
@@ -230,7 +231,7 @@ impl Pool {
             sleeper.condvar.notify_one();
             return Next::Work;
         }
-        // Beyond the bound there is one reading thread for each working thread.
+        // If all threads exist, there is one reading thread for each working thread.
         if s.threads >= self.threads_max.max((s.working() + 1).min(self.threads_max + PAGE_THREADS)) {
             return Next::Work;
         }
@@ -368,7 +369,7 @@ impl Pool {
         }
     }
 
-    /// Whether the mount has ended.
+    /// Returns whether the mount has ended.
     pub(super) fn ended(&self) -> bool {
         self.state.lock().ended
     }
@@ -409,7 +410,7 @@ impl State {
         self.threads.saturating_sub(self.reading + self.sleepers.len())
     }
 
-    /// How many threads should read.
+    /// Returns how many threads should read.
     fn target(&self, readers_max: usize) -> usize {
         (1 + self.pressure / PRESSURE_STEP).min(readers_max)
     }
@@ -470,7 +471,8 @@ mod tests {
         assert!(pool.work_done().is_none(), "it reads again");
         assert_eq!(pool.work_done().map(|p| p.unique), Some(0), "oldest first");
         while pool.work_done().is_some() {}
-        // Between the decision to put a request aside and doing so, the last one that worked has ended.
+        // Between the decision to put a request aside and the moment when this is done, the last working thread has
+        // ended.
         let late = Parked { device, unique: 9, bytes: Buf::zeroed(100), urgent: false, share: Some(0) };
         while pool.state.lock().working() > 0 {
             assert!(pool.work_done().is_none());
@@ -512,9 +514,9 @@ mod tests {
         assert_eq!(pool.work_done().map(|p| p.unique), Some(8), "whose request is done has the next one");
     }
 
-    /// Goal: requests for pages find a thread while all others wait, waiting ones are served first, and the threads for
-    /// them serve no others. Method: at most three threads, of which two wait. Then come more requests for pages than
-    /// there are threads for them, and then these end.
+    /// Goal: requests for pages find a thread while all others wait; waiting requests for pages are served first; and
+    /// the threads for them serve no other requests. Method: at most three threads, of which two wait. Then come more
+    /// requests for pages than there are threads for them, and then these end.
     #[test]
     fn pages_wait_for_no_other_request() {
         let pool = Pool::new(3, 1, 2);
@@ -549,8 +551,8 @@ mod tests {
         assert_eq!(pool.work_done().map(|p| p.unique), Some(2));
     }
 
-    /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: the
-    /// test changes the counts directly.
+    /// Goal: a single caller that waits repeatedly causes no second reader, but two callers that wait at the same time
+    /// do. Method: the test changes the counts directly.
     #[test]
     fn a_lone_caller_gets_one_reader() {
         let pool = Pool::new(8, 8, 2);

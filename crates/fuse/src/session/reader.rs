@@ -145,7 +145,7 @@ struct Reader {
     shared: Arc<Shared>,
     /// Reads from this descriptor sleep until there is a request.
     device: Arc<OwnedFd>,
-    /// Reads from this descriptor never sleep. `None` if it could not be opened.
+    /// Reads from this descriptor never sleep. It is `None` if it could not be opened.
     ready: Option<Arc<OwnedFd>>,
     slot: Arc<Slot>,
     receive: Receive,
@@ -175,7 +175,7 @@ impl Reader {
                     count.reading = false;
                     return;
                 }
-                // A signal came, or the request was interrupted before it was read.
+                // A signal arrived, or the request was interrupted before it was read.
                 Err(Raw::INTR | Raw::AGAIN | Raw::NOENT) => continue,
                 Err(e) => {
                     if e != Raw::NODEV {
@@ -196,8 +196,8 @@ impl Reader {
                 self.work(&device);
                 continue;
             }
-            // A RELEASE waits for nothing, and no program waits for it. So a RELEASE needs no other reader thread and
-            // is no sign of load.
+            // A RELEASE waits for nothing, and no program waits for its answer. So a RELEASE needs no other reader
+            // thread and is no sign of load.
             if [Opcode::Release, Opcode::Releasedir].iter().any(|&o| o as u32 == opcode) {
                 self.work(&device);
                 continue;
@@ -271,8 +271,8 @@ impl Reader {
         }
     }
 
-    /// Polls for the configured time, if that promises to be worth it. `None` means that nothing came, or that another
-    /// thread polls.
+    /// Polls for the configured time, if that is likely to find a request. `None` means that nothing came, or that
+    /// another thread polls.
     fn poll_device(&mut self, keeps_units: bool) -> Option<Result<Received, Raw>> {
         let budget = self.shared.config.spin;
         let ready = self.ready.as_ref().filter(|_| !budget.is_zero())?;
@@ -317,8 +317,8 @@ impl Reader {
         true
     }
 
-    /// If request `unique` is in the backlog, answers it with EINTR. Returns whether it did. If no signal concerns the
-    /// caller, the request stays there.
+    /// If request `unique` is in the backlog, answers it with EINTR. Returns whether it has answered. If no signal
+    /// concerns the caller, the request stays in the backlog.
     fn interrupt_parked(&self, unique: u64) -> bool {
         let tid = self.shared.pool.parked_by(unique);
         if tid.is_none_or(|tid| Signals::of(tid) == Signals::Nothing) {
@@ -366,7 +366,7 @@ impl Reader {
         self.polling.served(took_ns);
         let waited = has_waited();
         self.apart.served(waited, Duration::from_nanos(took_ns));
-        // One that is given away is counted when it is answered.
+        // A request that is given away is counted when it is answered.
         if let (Some((kind, _)), Some(times), false) = (to.timed(), fs.call_times(), to.is_given_away()) {
             times.add(kind, if waited { Served::Waited } else { Served::AtOnce }, took_ns);
         }

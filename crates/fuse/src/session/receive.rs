@@ -4,10 +4,10 @@
 //! belongs, and where in a page. Does not own: when requests are read, and their further meaning.
 //!
 //! The receive buffer is one allocation. The header of a WRITE ends where its payload begins. So one `read` puts the
-//! payload into memory that a disk or a peer can use as it is. For that, the payload has to have the same offset within
-//! its page as within its block of the file. It is placed at the page boundary (`PAYLOAD_AT`), or behind it by as much
-//! as the last WRITE ended in its block (`Ahead`). The second is for streams of odd lengths, and for files with a head
-//! of a few bytes.
+//! payload into memory that a disk or a peer can use directly. For that, the payload has to have the same offset within
+//! its page as within its block of the file. The payload is placed at the page boundary (`PAYLOAD_AT`), or behind it by
+//! as many bytes as the last WRITE extended into its block (`Ahead`). The second is for streams of odd lengths, and for
+//! files with a head of a few bytes.
 //!
 //! After a WRITE of exactly one unit, the next `read` puts the first bytes after the header into the spare unit, whose
 //! memory the cache can keep. If the request turns out to be another one, these bytes are copied to where they belong,
@@ -32,13 +32,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zerocopy::FromBytes;
 
-/// Where a request begins in a receive buffer.
+/// The offset at which a request begins in a receive buffer.
 const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
 const _: () = assert!((PAYLOAD_AT as u64).is_multiple_of(BLOCK), "the payload of a request begins a block");
 const BLOCK: u64 = 4096;
 
-/// Where the next WRITE is expected to begin: at the end of the last large one, or of one that continued it. All
-/// readers of a mount share it, because any of them may get the calls of one program.
+/// The offset at which the next WRITE is expected to begin: at the end of the last large one, or of a write that
+/// continued it. All readers of a mount share it, because any of them may get the calls of one program.
 #[derive(Debug, Default)]
 pub(super) struct Ahead(AtomicU64);
 
@@ -64,8 +64,8 @@ pub(super) struct Receive {
     ahead: Arc<Ahead>,
     /// Payload bytes of the largest request.
     payload_max_bytes: usize,
-    /// Whether the last request with bytes after the header of a WRITE was a write of one unit. The next one may then
-    /// be one too.
+    /// Whether the last request with bytes after the header of a WRITE was a write of one unit. The next request may
+    /// then be such a request too.
     expects_unit: bool,
     /// The payload of the present request is in `unit`.
     in_unit: bool,
@@ -140,8 +140,8 @@ impl Receive {
         &self.request
     }
 
-    /// The request, and its payload if that is in a unit. Both become memory of the handler, so they must not be read
-    /// here afterwards.
+    /// The request, and its payload if that is in a unit. Both now belong to the handler, so they must not be read here
+    /// afterwards.
     pub(super) fn memory(&mut self) -> (&mut Buf, Option<&mut Buf>) {
         (&mut self.request, if self.in_unit { Some(&mut self.unit) } else { None })
     }
@@ -224,7 +224,7 @@ mod tests {
             assert_eq!(self.receive.read(&self.here, keeps_units), Ok(request.len()));
         }
 
-        /// What a handler sees.
+        /// The request as a handler gets it.
         fn seen(&mut self) -> (Vec<u8>, bool) {
             let (request, unit) = self.receive.memory();
             match unit {
@@ -234,9 +234,9 @@ mod tests {
         }
     }
 
-    /// Goal: the second of two writes of one unit is in memory of its own, at a page boundary, whatever the first one
-    /// left there. If no handler keeps such memory, none is. Method: writes between which a handler leaves other
-    /// memory, no memory, or memory of a wrong size.
+    /// Goal: the second of two writes of one unit is in separate memory, at a page boundary, whatever the first write
+    /// left there. If no handler keeps such memory, no separate memory is used. Method: writes between which a handler
+    /// leaves other memory, no memory, or memory of a wrong size.
     #[test]
     fn units_come_in_memory_of_their_own() {
         let mut d = Device::new();

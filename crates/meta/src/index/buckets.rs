@@ -2,14 +2,15 @@
 //!
 //! Owns: this filter. Does not own: the contents of a bucket, which only a walk over the directory finds.
 //!
-//! Two names of a directory with the same hash are rare, and yet a new name needs another cookie then. The trees of
-//! names cannot be searched by hash, so the filter keeps 40 bits for each name: of a hash over directory and bucket. If
-//! it does not have these bits, the bucket is empty. If it has them, the directory has to be walked. With n names on a
-//! target, the walk is unnecessary for one new name in 2^40 / n. 8 of the 40 bits choose one of 256 tables, so that no
-//! single step has to grow all of them.
+//! It is rare that two names of a directory have the same hash, but then the new name needs another cookie. The trees
+//! of names cannot be searched by hash, so the filter keeps 40 bits for each name: of a hash over directory and bucket.
+//! If it does not have these bits, the bucket is empty. If it has them, the directory has to be walked. With n names on
+//! a target, the walk is unnecessary for one new name in 2^40 / n. 8 of the 40 bits choose one of 256 tables, so that
+//! no single step has to grow all of them.
 //!
-//! 8 of the 40 bits choose one of 256 tables, so that no step is as long as growing all. The others are the number that
-//! the table keeps, and their place in it. Tables have open addresses and grow by a quarter; a name needs 5 to 6 bytes.
+//! 8 of the 40 bits choose one of 256 tables, so that no step is as long as growing all. The other bits are the number
+//! that the table stores, and its place there. Tables have open addresses and grow by a quarter; a name needs 5 to 6
+//! bytes.
 
 /// Tables.
 const TABLES: usize = 256;
@@ -20,7 +21,7 @@ const EMPTY: (usize, usize) = (8, 16);
 /// Places of the smallest table.
 const PLACES_MIN: usize = 8;
 
-/// Numbers, of which each may be there several times; 0 is a free place.
+/// Numbers, each of which may occur several times; 0 is a free place.
 #[derive(Clone, Debug, Default)]
 struct Table {
     places: Vec<u32>,
@@ -116,7 +117,7 @@ fn place(dir: u64, bucket: u64) -> (usize, u32) {
 }
 
 impl Buckets {
-    /// Whether a bucket of a directory may have a name. If it has, the answer is yes.
+    /// Returns whether a bucket of a directory may have a name. If it has, the answer is yes.
     pub(super) fn may_have(&self, dir: u64, bucket: u64) -> bool {
         let (table, number) = place(dir, bucket);
         self.tables.get(table).is_some_and(|table| table.find(number).is_some())

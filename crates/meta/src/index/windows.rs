@@ -2,15 +2,16 @@
 //!
 //! Owns: which parts are kept. Does not own: the entries, which are in the trees in the order of names.
 //!
-//! A window has all entries of a directory with cookies in a range. A client that lists the directory goes through a
-//! window, and then needs the next one. Every change of the directory changes its windows too, so a window is never
-//! stale. A window is dropped when a client has read the last entry of the directory from it. A listing that is
-//! abandoned leaves its window behind, until the directory is removed or new windows need the memory: then the window
-//! that was used longest ago is dropped first.
+//! A window has all entries of a directory with cookies in a range. A client that lists the directory reads one window
+//! and then needs the next one. Every change of the directory changes its windows too, so a window is never stale. A
+//! window is dropped when a client has read the last entry of the directory from it. A listing that is abandoned leaves
+//! its window behind, until the directory is removed or new windows need the memory: then the window that was used
+//! longest ago is dropped first.
 //!
-//! The numbers that drove the design: to make a window of a part of a directory takes two walks over the directory, of
-//! all of it one, about 50 ns an entry each. So a directory of a million entries is walked for 4 windows of 262,144
-//! entries, which is about 0.4 us for each entry that is listed. Such a window takes about 20 MB.
+//! The numbers that drove the design: making a window of a part of a directory takes two walks over the directory, and
+//! making one of all of it takes one walk, at about 50 ns for each entry. So a directory of a million entries is walked
+//! for 4 windows of 262,144 entries, which is about 0.4 us for each entry that is listed. Such a window takes about 20
+//! MB.
 
 use super::{Entries, Entry};
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ fn bytes_of(name: &[u8]) -> usize {
 }
 
 impl Window {
-    /// A window of sorted entries that begins behind `after`. `is_end` if no entry follows them. A window that would be
+    /// A window of sorted entries that begins behind `after`. `is_end`: no entry follows them. A window that would be
     /// too large gets only the first ones.
     pub(super) fn new(dir: u64, after: u64, mut entries: Entries, mut is_end: bool) -> Window {
         let (mut bytes, mut fitting) = (0, 0);
@@ -112,11 +113,12 @@ impl Windows {
                 window.bytes -= bytes_of(&old.name);
             }
         }
-        // A window that has grown too large with its directory is dropped. The next page makes another one.
+        // A window that has grown too large with its directory is dropped. The next page of a listing makes another
+        // window.
         self.0.retain(|window| window.bytes <= WINDOW_BYTES_MAX);
     }
 
-    /// Called when an entry is gone. The windows of a directory without entries go as well.
+    /// Called when an entry is gone. If a directory has no entries left, its windows are dropped as well.
     pub(super) fn remove(&mut self, dir: u64, cookie: u64, is_empty: bool) {
         if is_empty {
             self.0.retain(|window| window.dir != dir);

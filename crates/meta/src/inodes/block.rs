@@ -2,15 +2,16 @@
 //!
 //! Owns: where a record is, and the memory of the records. Does not own: the contents of a record (`record`).
 //!
-//! The records lie one behind the other. Where one begins is the sum of the lengths before it, which the processor
-//! computes from one cache line; so an inode pays one byte for its place, and a change within the block moves nothing
-//! but bytes.
+//! The records follow each other without gaps. The place of a record is the sum of the lengths before it, which the
+//! processor computes from one cache line. So an inode pays one byte for its place, and a change within the block moves
+//! only bytes.
 //!
 //! Invariants: a length of 0 means that there is no inode of this number, because every record has at least one byte.
 //! The usual values are chosen when the block is made and stay unchanged, because all records of the block depend on
 //! them.
 
 use super::record::Usual;
+use std::cell::Cell;
 
 /// Inodes of a block.
 pub(super) const SLOTS: usize = 64;
@@ -24,12 +25,24 @@ pub(super) struct Block {
     lens: [u8; SLOTS],
     usual: Usual,
     records: Vec<u8>,
+    /// Whether one of its inodes was used since the block was last considered for removal from memory.
+    used: Cell<bool>,
 }
 
 impl Block {
     /// A block without records.
     pub(super) fn new(usual: Usual) -> Block {
-        Block { lens: [0; SLOTS], usual, records: Vec::new() }
+        Block { lens: [0; SLOTS], usual, records: Vec::new(), used: Cell::new(true) }
+    }
+
+    /// One of the inodes is being used.
+    pub(super) fn note_use(&self) {
+        self.used.set(true);
+    }
+
+    /// Whether one of the inodes was used since the last call.
+    pub(super) fn take_use(&self) -> bool {
+        self.used.take()
     }
 
     /// The values that the block's records omit.
@@ -64,13 +77,13 @@ impl Block {
         })
     }
 
-    /// Puts a record of 1 to 255 bytes at a place. Whether there was one.
+    /// Puts a record of 1 to 255 bytes at a place. Returns whether there was a record before.
     pub(super) fn put(&mut self, slot: usize, record: &[u8]) -> bool {
         assert!(!record.is_empty() && record.len() <= usize::from(u8::MAX), "a record of {} bytes", record.len());
         self.replace(slot, record)
     }
 
-    /// Removes the record at a place. Whether there was one.
+    /// Removes the record at a place. Returns whether there was a record.
     pub(super) fn remove(&mut self, slot: usize) -> bool {
         self.replace(slot, &[])
     }
@@ -79,7 +92,7 @@ impl Block {
         self.lens[..slot].iter().map(|&len| u32::from(len)).sum::<u32>() as usize
     }
 
-    /// Makes this the record at a place; no bytes mean that there is none. Whether there was one.
+    /// Makes this the record at a place; no bytes mean that there is none. Returns whether there was a record before.
     fn replace(&mut self, slot: usize, record: &[u8]) -> bool {
         let (start, old, all) = (self.start(slot), usize::from(self.lens[slot]), self.records.len());
         let (old_end, end) = (start + old, start + record.len());

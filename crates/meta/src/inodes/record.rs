@@ -3,7 +3,8 @@
 //! Owns: these bytes, which exist in memory only and may change with every version. Does not own: items on the disk
 //! (`codec`).
 //!
-//! A record begins with a number whose bits say which fields follow. A field whose bit is not set has its usual value.
+//! A record begins with a number whose bits say which fields follow. If the bit of a field is not set, the field has
+//! its usual value.
 //!
 //! | field, in this order | its usual value |
 //! |---|---|
@@ -43,7 +44,7 @@ const HEAD_MAX: usize = 3;
 const _: () = assert!(RECORD_MAX <= u8::MAX as usize, "a block keeps the length of a record in a byte");
 const _: () = assert!(TARGET_BESIDE < 1 << (7 * HEAD_MAX), "the bits fit in front of the fields");
 
-/// Kinds and patterns by the number that the record has for them.
+/// Kinds and patterns, indexed by the number that stands for them in a record.
 const KINDS: [Kind; 7] =
     [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
 const PATTERNS: [Pattern; 6] = [
@@ -76,7 +77,7 @@ const TARGET_BESIDE: u32 = 1 << 17;
 /// Two bits for a time: it is the first, second or third of those before it, or it follows.
 const OWN_TIME: u32 = 3;
 
-/// The common values of the inodes of a block: those of the first of them.
+/// The usual values of the inodes of a block, which are those of its first inode.
 #[derive(Clone, Copy)]
 pub(super) struct Usual {
     kind: Kind,
@@ -89,7 +90,7 @@ pub(super) struct Usual {
 }
 
 impl Usual {
-    /// The usual values beside this inode.
+    /// The usual values that follow from this inode.
     pub(super) fn of(inode: &Inode) -> Usual {
         let Inode { kind, perm, owner, layout, advice, .. } = *inode;
         Usual { kind, perm, parent: inode.dir.parent, owner, layout, advice, btime: inode.times.btime }
@@ -143,7 +144,7 @@ impl Record {
         &self.bytes[self.start..self.end]
     }
 
-    /// Whether the target of the symbolic link is in the separate map.
+    /// Returns whether the target of the symbolic link is in the separate map.
     pub(super) fn target_beside(&self) -> bool {
         self.bits & TARGET_BESIDE != 0
     }
@@ -357,7 +358,7 @@ pub(super) fn brief(usual: &Usual, record: &[u8]) -> Brief {
     Fields::new(record).brief(usual).0
 }
 
-/// The inode of a record. `beside` is called for the target of its symbolic link if the record does not contain it.
+/// The inode of a record. `beside` is called for the target of the symbolic link if the record does not contain it.
 pub(super) fn decode(usual: &Usual, record: &[u8], beside: impl FnOnce() -> Box<[u8]>) -> Inode {
     let mut fields = Fields::new(record);
     let (Brief { kind, nlink, entries, flags, pending }, perm, work) = fields.brief(usual);

@@ -4,7 +4,7 @@
 //! are those of any directory.
 //!
 //! Names that no lookup would find are removed: names in a directory that has shards, and names in a wrong shard. So
-//! what they lead to gets a name in `lost+found`.
+//! the inodes to which they lead get names in `lost+found`.
 
 use super::Work;
 use crate::codec::ItemKey;

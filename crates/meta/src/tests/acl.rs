@@ -229,7 +229,8 @@ fn damage_is_found() {
     assert_eq!(verify_cluster(&stores.iter().collect::<Vec<_>>()), Vec::<String>::new());
 }
 
-/// Goal: modes of setxattr do not keep a list from being replaced; kinds without lists say so. Method: by hand.
+/// Goal: the flags of setxattr do not prevent the replacement of a list; kinds of inodes without lists refuse one.
+/// Method: one request for each case.
 #[test]
 fn modes_do_not_count() {
     let mut s = Story::new();

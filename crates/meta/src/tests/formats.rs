@@ -131,7 +131,7 @@ fn known_bytes() {
 }
 
 /// Goal: each field of an inode has its place in the bytes, however the structure is divided. Method: bytes in which no
-/// two numbers are the same, decoded, looked at, and encoded again.
+/// two numbers are the same are decoded, checked, and encoded again.
 #[test]
 fn fields_of_an_inode_keep_their_places() {
     let mut bytes = vec![1, 0, 0xA4, 3, 3, 5, 6, 7, 8, 9];

@@ -7,6 +7,7 @@ use crate::{Facts, MetaStore, Outcome, Part, Refusal, RenameMode, XattrMode};
 use amphi_types::item::{ItemStore, Key, Txn, tag};
 use amphi_types::layout::directory_target;
 use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, SetAttr, TargetId, Timespec};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// SplitMix64.
@@ -46,6 +47,10 @@ pub(super) fn replay(items: &mut Items, txn: &Txn) {
 pub(super) fn whole(store: &MetaStore, items: &Items) -> MetaStore {
     let mut store = store.clone();
     store.set_values_max(usize::MAX);
+    store.set_inodes_max(usize::MAX);
+    for (key, value) in items.range(vec![tag::INODE]..vec![tag::INODE + 1]) {
+        store.load_absent(key, Some(value)).expect("it loads");
+    }
     for (key, value) in items.range(vec![tag::XATTR]..vec![tag::XATTR + 1]) {
         store.load_absent(key, Some(value)).expect("it loads");
     }
@@ -80,7 +85,7 @@ pub(super) fn recover(target: TargetId, items: &Items, hash_mask: u64) -> std::r
     Ok(store)
 }
 
-/// Whether two stores are the same but for numbers skipped by recovery and planted bugs.
+/// Returns whether two stores are the same but for numbers skipped by recovery and planted bugs.
 pub(super) fn same(a: &MetaStore, b: &MetaStore) -> bool {
     let normal = |store: &MetaStore| MetaStore { next_local: 0, planted: None, ..store.clone() };
     normal(a) == normal(b)
@@ -89,11 +94,15 @@ pub(super) fn same(a: &MetaStore, b: &MetaStore) -> bool {
 /// Stores of a cluster, with their logs.
 pub(super) struct Cluster {
     pub stores: Vec<MetaStore>,
+    /// Inodes leave memory before each step.
+    pub forgets: bool,
     /// Every record of each store.
     pub logs: Vec<Vec<Txn>>,
     pub now: Timespec,
     /// Values of attributes that were not in memory when they were read.
     pub misses: u64,
+    /// Inodes that were not in memory when they were needed.
+    pub inode_misses: Cell<u64>,
 }
 
 /// Makes directories with more than `walk_max` entries large ones, which are listed through windows.
@@ -111,7 +120,8 @@ impl Cluster {
 
     pub fn new(targets: u16, seed: u64, hash_mask: u64, bug: Option<Bug>) -> Cluster {
         let now = Timespec { sec: 1000, nsec: 0 };
-        let mut cluster = Cluster { stores: vec![], logs: vec![], now, misses: 0 };
+        let mut cluster =
+            Cluster { stores: vec![], forgets: false, logs: vec![], now, misses: 0, inode_misses: Cell::new(0) };
         for t in 0..targets {
             let (mut store, txn) = MetaStore::format(TargetId(t), seed, now, (t == 0).then_some((0, 0)), targets);
             store.index.hash_mask = hash_mask;
@@ -126,17 +136,65 @@ impl Cluster {
         &self.stores[usize::from(ino.target().0)]
     }
 
-    /// A change of one store, logged; a failed one must log nothing and change nothing.
-    pub fn on<T>(&mut self, ino: Ino, change: impl FnOnce(&mut MetaStore, &mut Txn) -> Result<T>) -> Result<T> {
-        let t = usize::from(ino.target().0);
-        let mut txn = Txn::default();
-        let before = self.stores[t].clone();
-        let result = change(&mut self.stores[t], &mut txn);
-        if result.is_err() {
-            assert!(txn.is_empty() && before == self.stores[t], "a failed change changed something");
+    /// Lets all inodes leave memory that may.
+    pub fn forget(&mut self) {
+        if self.forgets {
+            for store in &mut self.stores {
+                store.let_inodes_go(|_| false);
+            }
         }
-        self.logs[t].push(txn);
-        result
+    }
+
+    /// Takes an absent item from the log.
+    fn load(&mut self, t: usize, key: &[u8]) {
+        let changes = self.logs[t].iter().rev().find_map(|txn| txn.changes().filter(|c| c.key() == key).last());
+        let value = changes.and_then(|change| change.value()).expect("an absent item is in the log");
+        self.stores[t].load_absent(key, Some(value)).expect("it loads");
+    }
+
+    /// Loads inodes that were asked for and are not in memory. Whether there were some.
+    fn load_missed(&mut self) -> bool {
+        let missed: Vec<Ino> = self.stores.iter().filter_map(MetaStore::take_missed).collect();
+        for ino in &missed {
+            self.inode_misses.update(|count| count + 1);
+            let key = self.store(*ino).inode_key(*ino);
+            self.load(usize::from(ino.target().0), &key);
+        }
+        !missed.is_empty()
+    }
+
+    /// Reads, again and again until everything that is needed is in memory.
+    pub fn read<T>(&mut self, read: impl Fn(&Cluster) -> T) -> T {
+        loop {
+            let done = read(self);
+            if !self.load_missed() {
+                return done;
+            }
+        }
+    }
+
+    /// A change of one store, logged; a failed one must log nothing and change nothing.
+    pub fn on<T>(&mut self, ino: Ino, change: impl Fn(&mut MetaStore, &mut Txn) -> Result<T>) -> Result<T> {
+        let t = usize::from(ino.target().0);
+        self.forget();
+        loop {
+            let mut txn = Txn::default();
+            let before = self.stores[t].clone();
+            let result = match self.stores[t].attempt_change(&mut txn, &change) {
+                Outcome::Done(result) => result,
+                Outcome::Absent(key) => {
+                    assert!(txn.is_empty() && before == self.stores[t], "an absent step changed something");
+                    self.inode_misses.update(|count| count + 1);
+                    self.load(t, &key);
+                    continue;
+                }
+            };
+            if result.is_err() {
+                assert!(txn.is_empty() && before == self.stores[t], "a failed change changed something");
+            }
+            self.logs[t].push(txn);
+            return result;
+        }
     }
 
     fn facts(&self, ino: Ino) -> Result<Facts> {
@@ -145,13 +203,15 @@ impl Cluster {
 
     /// Plans and applies over several targets.
     fn coordinate(&mut self, planner: &Planner<'_>) -> Result<()> {
-        let parts = planner(self)?;
+        self.forget();
+        let parts = self.read(planner)?;
         let mut by_target: BTreeMap<TargetId, Vec<Part>> = BTreeMap::new();
         for part in parts {
             by_target.entry(part.target()).or_default().push(part);
         }
+        self.forget();
         for (t, parts) in &by_target {
-            match self.stores[usize::from(t.0)].check_parts(parts) {
+            match self.read(|c| c.stores[usize::from(t.0)].check_parts(parts)) {
                 Ok(()) => {}
                 Err(Refusal::Errno(e)) => return Err(e),
                 Err(Refusal::Conflict) => panic!("a conflict without concurrency: {parts:?}"),
@@ -160,6 +220,7 @@ impl Cluster {
         for (t, parts) in &by_target {
             let mut txn = Txn::default();
             self.stores[usize::from(t.0)].apply_parts(parts, self.now, &mut txn);
+            assert!(!self.load_missed(), "what was checked is in memory");
             self.logs[usize::from(t.0)].push(txn);
         }
         Ok(())
@@ -210,7 +271,7 @@ impl Cluster {
         })
     }
 
-    /// Whether `above` is `at` or above it, over all targets.
+    /// Returns whether `above` is `at` or above it, over all targets.
     fn within(&self, mut at: Ino, above: Ino) -> Result<bool> {
         loop {
             let mut found = false;
@@ -298,18 +359,23 @@ impl Cluster {
     pub fn getxattr(&mut self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let t = usize::from(ino.target().0);
         loop {
-            let key = match self.stores[t].getxattr(cred, ino, name)? {
-                Outcome::Done(value) => return Ok(value.to_vec()),
+            let value = |c: &Cluster| -> Result<Outcome<Vec<u8>>> {
+                match c.stores[t].getxattr(cred, ino, name)? {
+                    Outcome::Done(value) => Ok(Outcome::Done(value.to_vec())),
+                    Outcome::Absent(key) => Ok(Outcome::Absent(key)),
+                }
+            };
+            let key = match self.read(value)? {
+                Outcome::Done(value) => return Ok(value),
                 Outcome::Absent(key) => key,
             };
             self.misses += 1;
-            let changes = self.logs[t].iter().rev().find_map(|txn| txn.changes().filter(|c| c.key() == key).last());
-            let value = changes.and_then(|change| change.value()).expect("an absent item is in the log");
-            self.stores[t].load_absent(&key, Some(value)).expect("it loads");
+            self.load(t, &key);
         }
     }
 
-    pub fn may_read(&self, cred: &Cred, ino: Ino) -> Result<()> {
-        self.store(ino).check_open(cred, ino, Want::READ)
+    pub fn may_read(&mut self, cred: &Cred, ino: Ino) -> Result<()> {
+        self.forget();
+        self.read(|c| c.store(ino).check_open(cred, ino, Want::READ))
     }
 }

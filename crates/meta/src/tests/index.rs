@@ -91,7 +91,7 @@ fn apply(index: &mut DentryIndex, model: &mut Model, step: Step) {
             let (entries, end) = page(index, dir, cookie, max);
             let wanted: Vec<_> = of_dir().filter(|(at, _)| *at > cookie).collect();
             assert_eq!(entries, wanted[..max.min(wanted.len())]);
-            // A window may end behind entries that are gone since, and only the next page reports this.
+            // A window may end behind entries that were removed since, and only the next page reports this.
             assert!(if wanted.len() > max { !end } else { end || entries.len() == max });
         }
         Step::Seed(seed) => index.set_seed(seed),
@@ -130,8 +130,8 @@ proptest! {
 }
 
 /// Goal: removing a large directory while it is listed costs a walk for each window, not one for each page. Method: a
-/// directory of several windows is removed in pages from the last cookie, and in pages from the beginning; walks are
-/// counted by what they visit.
+/// directory of several windows is removed in pages from the last cookie, and in pages from the beginning; the cost of
+/// a walk is the number of entries that it visits.
 #[test]
 fn removal_of_a_large_directory_is_not_quadratic() {
     for from_the_start in [false, true] {

@@ -74,7 +74,7 @@ proptest! {
                     let (a, b) = (name(a), name(b));
                     let mode = crate::RenameMode::Replace;
                     let done = cluster.rename(&root, (Ino::ROOT, &a), (Ino::ROOT, &b), mode, false);
-                    // The old name is gone; the new one exists before and after if it did before.
+                    // The old name does not exist afterwards; the new one exists before and after if it existed before.
                     if done.is_ok() {
                         throughout.remove(a.as_bytes());
                     }

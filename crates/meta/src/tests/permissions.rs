@@ -15,8 +15,8 @@ fn user(uid: u32, gid: u32, groups: &[u32]) -> Cred {
     Cred::new(uid, gid, groups.to_vec())
 }
 
-/// Goal: the first class that fits decides alone. Method: all 512 modes, all wants, callers that are owner, of
-/// the group by either way, others, and root; the expected bits are shifted out by the class written down.
+/// Goal: the first class that matches decides alone. Method: all 512 modes, all wants, callers that are owner, of the
+/// group by either way, others, and root; the expected bits are shifted out by the class written down.
 #[test]
 fn every_mode_for_every_class() {
     let callers = [

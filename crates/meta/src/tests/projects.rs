@@ -16,7 +16,7 @@ fn set_project(c: &mut Cluster, cred: &Cred, ino: Ino, project: u32) -> Result<(
     c.setattr(cred, ino, &SetAttr { project: Some(project), ..SetAttr::default() })
 }
 
-/// A tree of project 7 with a directory and a file in it, and a tree beside.
+/// A tree of project 7 with a directory and a file in it, and a tree next to it.
 fn trees() -> (Cluster, [Ino; 4]) {
     let root = Cred::root();
     let mut c = Cluster::new(1, 1, u64::MAX, None);
@@ -74,7 +74,8 @@ fn nothing_crosses_the_border_of_a_tree() {
     assert_eq!(c.link(&root, file, dir, &name("x")), Ok(()));
 }
 
-/// Goal: an inode item without a project, or with one that is cut, is refused. Method: items by hand.
+/// Goal: an inode item without a project, or with one that is cut, is refused. Method: items whose bytes the test
+/// composes.
 #[test]
 fn cut_projects_are_refused() {
     let (c, [tree, ..]) = trees();

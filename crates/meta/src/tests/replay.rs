@@ -8,9 +8,9 @@ use crate::store::RESERVE_STEP;
 use amphi_types::item::{ItemStore, Key, Txn, tag};
 use amphi_types::{Cred, Errno, Ino, Name, TargetId};
 
-/// Goal: a checkpoint may copy items at any moments while operations continue; with the log from its beginning replayed
-/// over it, the final state comes out. Method: during random runs a checkpointer copies a few keys after some of the
-/// operations; every finished or unfinished image is recovered at the end.
+/// Goal: a checkpoint may copy items at any moment while operations continue; if the log is then replayed over it from
+/// the beginning, the result is the final state. Method: during random runs a checkpointer copies a few keys after some
+/// of the operations; every finished or unfinished image is recovered at the end.
 #[test]
 fn fuzzy_checkpoints_recover() {
     for seed in 100..130 {

@@ -139,8 +139,8 @@ fn late_changes_do_not_set_times_back() {
     assert_eq!(touch(at(5), at(6)), at(6));
 }
 
-/// Goal: what a directory hands on. Method: a setgid directory with its own layout, I/O mode and
-/// kernel cache.
+/// Goal: what new inodes inherit from a directory. Method: a setgid directory with its own layout, I/O mode and kernel
+/// cache.
 #[test]
 fn inheritance() {
     let mut s = Story::new();

@@ -1,4 +1,4 @@
-//! Directories whose names lie in shards: cookies, attributes in common, what the checker finds.
+//! Directories whose names lie in shards: cookies, attributes in common, and the errors that the checker finds.
 
 use super::harness::{dump, recover};
 use crate::inode::InodeFlags;
@@ -6,8 +6,11 @@ use crate::plan::{self, NodeSpec};
 use crate::shared_attrs::LIST;
 use crate::store::Dirty;
 use crate::{MetaStore, Part, Refusal, repair_cluster, verify_cluster};
+use amphi_types::acl::{Entry, Who};
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, Kind, Name, SHARD_COOKIE_SHIFT, SetAttr, TargetId, TimeSet, Timespec};
+use amphi_types::{
+    Acl, Acls, Cred, Errno, FileFlags, Ino, Kind, Name, SHARD_COOKIE_SHIFT, SetAttr, TargetId, TimeSet, Timespec,
+};
 use std::collections::BTreeSet;
 
 const NOW: Timespec = Timespec { sec: 1000, nsec: 0 };
@@ -21,6 +24,12 @@ fn name_in(shard: usize, count: usize) -> Name {
     (0..).map(name).find(|name| name.shard(count) == shard).expect("a name for each shard")
 }
 
+/// The parts that give a directory these shards.
+fn planned(store: &MetaStore, dir: Ino, shards: &[Ino]) -> Vec<Part> {
+    let was = store.shared_attrs(dir).expect("there");
+    plan::shards(&Cred::root(), &store.facts(dir).expect("there"), &was, shards).expect("empty")
+}
+
 /// A store with a directory `d` below the root that has `count` shards.
 fn sharded(count: u8) -> (MetaStore, Ino, Vec<Ino>) {
     let (mut store, _) = MetaStore::format(TargetId(0), 7, NOW, Some((0, 0)), 1);
@@ -29,7 +38,7 @@ fn sharded(count: u8) -> (MetaStore, Ino, Vec<Ino>) {
     let dir = store.make(&Cred::root(), Ino::ROOT, &d, &NodeSpec::dir(0o755), NOW, &mut txn).expect("made");
     let given = (0..count).map(|_| store.alloc_ino(&mut txn).expect("a number"));
     let shards: Vec<Ino> = given.zip(0..).map(|(ino, place)| Ino::shard(ino, place).expect("it fits")).collect();
-    let parts = plan::shards(&Cred::root(), &store.facts(dir).expect("there"), &shards).expect("empty");
+    let parts = planned(&store, dir, &shards);
     store.check_parts(&parts).expect("nothing has changed");
     store.apply_parts(&parts, NOW, &mut txn);
     (store, dir, shards)
@@ -71,8 +80,9 @@ fn shards_are_ranges_of_cookies() {
     assert_eq!(found.len(), 2000);
 }
 
-/// Goal: one change of the directory gives all shards what they have in common, and what it was planned for may not
-/// have changed; the checker finds a shard that has not got it. Method: chmod and a time, with one part left out.
+/// Goal: one change of the directory changes the common attributes of all shards, and fails if the directory has
+/// changed since it was planned; the checker finds a shard that was left out. Method: chmod and a time, with one part
+/// left out.
 #[test]
 fn shards_agree_with_their_directory() {
     let (mut store, dir, shards) = sharded(3);
@@ -105,7 +115,7 @@ fn shards_agree_with_their_directory() {
 }
 
 /// Goal: a directory goes with its shards, and only when all are empty; names get into none of them afterwards. Method:
-/// a removal that asks every shard beside one that leaves one out.
+/// a removal that asks every shard, and one that leaves out a shard.
 #[test]
 fn removal_asks_every_shard() {
     let (mut store, dir, shards) = sharded(4);
@@ -142,7 +152,7 @@ fn removal_meets_new_shards() {
     let shard = Ino::shard(store.alloc_ino(&mut txn).expect("a number"), 0).expect("it fits");
     let (root, empty) = (store.facts(Ino::ROOT).expect("there"), store.facts(dir).expect("there"));
     let removal = plan::rmdir(&Cred::root(), &root, &d, &empty).expect("planned");
-    let shards = plan::shards(&Cred::root(), &empty, &[shard]).expect("planned");
+    let shards = planned(&store, dir, &[shard]);
     let mut removed = store.clone();
     removed.apply_parts(&removal, NOW, &mut txn);
     assert!(removed.check_parts(&shards).is_err(), "there is no such directory");
@@ -151,6 +161,43 @@ fn removal_meets_new_shards() {
     let removal = plan::rmdir(&Cred::root(), &root, &d, &store.facts(dir).expect("there")).expect("planned");
     store.check_parts(&removal).expect("with its shards");
     store.apply_parts(&removal, NOW, &mut txn);
+    assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
+}
+
+/// Goal: shards are made with what their directory has, also if that changes after they were planned. Method: each
+/// attribute that they have in common changes between plan and check; a change of times and names alone voids no plan.
+#[test]
+fn attributes_meet_new_shards() {
+    let (mut store, _) = MetaStore::format(TargetId(0), 7, NOW, Some((0, 0)), 1);
+    let (mut txn, root) = (Txn::default(), Cred::root());
+    let d = Name::new(b"d".to_vec()).expect("a name");
+    let dir = store.make(&root, Ino::ROOT, &d, &NodeSpec::dir(0o755), NOW, &mut txn).expect("made");
+    let shard = Ino::shard(store.alloc_ino(&mut txn).expect("a number"), 0).expect("it fits");
+    let changes = [
+        SetAttr { perm: Some(0o700), ..SetAttr::default() },
+        SetAttr { uid: Some(5), ..SetAttr::default() },
+        SetAttr { gid: Some(6), ..SetAttr::default() },
+        SetAttr { project: Some(7), ..SetAttr::default() },
+        SetAttr { flags: Some(FileFlags::APPEND), ..SetAttr::default() },
+    ];
+    for set in changes {
+        let mut store = store.clone();
+        let parts = planned(&store, dir, &[shard]);
+        store.setattr(&root, dir, &set, NOW, &mut txn).expect("root may");
+        assert_eq!(store.check_parts(&parts), Err(Refusal::Conflict), "{set:?}");
+    }
+    let lists = planned(&store, dir, &[shard]);
+    let mut listed = store.clone();
+    let entries = [(Who::Owner, 7), (Who::OwningGroup, 5), (Who::Others, 0)].map(|(who, bits)| Entry { who, bits });
+    let acls = Acls { default: Acl::new(entries.into()), ..Acls::default() };
+    listed.put_acls(dir, &acls, &mut Dirty::default());
+    assert_eq!(listed.check_parts(&lists), Err(Refusal::Conflict));
+    let parts = planned(&store, dir, &[shard]);
+    let later = Timespec { sec: 2000, nsec: 0 };
+    store.make(&root, dir, &name(1), &NodeSpec::file(0o644), later, &mut txn).expect("made");
+    store.unlink(&root, dir, &name(1), later, &mut txn).expect("there");
+    store.check_parts(&parts).expect("the directory is empty, and has what it had");
+    store.apply_parts(&parts, later, &mut txn);
     assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
 }
 

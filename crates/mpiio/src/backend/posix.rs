@@ -1,8 +1,8 @@
 //! Any POSIX file system, through `pread` and `pwritev` on descriptors of our own.
 //!
-//! With direct I/O there are two descriptors. Whole blocks of 4096 bytes with aligned memory use one with `O_DIRECT`,
-//! and the rest, such as the tail of a file, uses the other one. Nothing is ever padded, so the length of the file is
-//! always right. If a file system refuses the first direct request, direct I/O is not used from then on.
+//! With direct I/O the file has two descriptors. Whole blocks of 4096 bytes with aligned memory use one with
+//! `O_DIRECT`, and the rest, such as the tail of a file, uses the other one. Nothing is ever padded, so the length of
+//! the file is always right. If a file system refuses the first direct request, direct I/O is not used from then on.
 
 use super::Backend;
 use crate::error::{Error, Outcome};
@@ -49,7 +49,7 @@ pub struct PosixFile {
     /// The file system has refused a direct request.
     refused: AtomicBool,
     direct_requests: AtomicU64,
-    /// Each request asks for a lock of just its bytes.
+    /// Whether each request asks for a lock on exactly its bytes.
     exact_locks: bool,
 }
 
@@ -78,8 +78,8 @@ impl PosixFile {
         Ok(file)
     }
 
-    /// On an AmphiFS mount: locks should cover exactly the requested bytes, since several nodes write the file. Each
-    /// node writes runs of its own, so no node then calls back locks of another one. On other file systems it has no
+    /// On an AmphiFS mount, locks should cover exactly the requested bytes, since several nodes write the file. Each
+    /// node writes runs of its own, so no node then calls back locks of another one. On other file systems this has no
     /// effect.
     pub fn want_exact_locks(&mut self) {
         self.exact_locks = is_amphi(&self.fd);
@@ -88,8 +88,8 @@ impl PosixFile {
         }
         for fd in [Some(&self.fd), self.direct.as_ref()].into_iter().flatten() {
             let on = 1u32;
-            // SAFETY: the command reads four bytes, which live through the call. An older file system refuses it, which
-            // costs speed alone.
+            // SAFETY: the command reads four bytes, which live through the call. An older file system refuses the
+            // command, which only costs speed.
             unsafe { libc::ioctl(fd.as_raw_fd(), NO_EXPAND, &raw const on) };
         }
     }
@@ -116,7 +116,7 @@ impl PosixFile {
         if self.identity()? == mine { Ok(()) } else { Err(Error::Refused("what rank 0 shows is another file")) }
     }
 
-    /// Requests a lock to write these bytes; false: another mount holds a conflicting one.
+    /// Requests a lock to write these bytes; false means that another mount holds a conflicting one.
     fn lock_ahead(&self, offset: u64, bytes: u64) -> bool {
         /// The argument of the lock-ahead call, as docs/IOCTL.md describes it.
         #[repr(C)]
@@ -143,7 +143,7 @@ impl PosixFile {
         Ok(())
     }
 
-    /// Whether whole blocks go past the kernel's page cache, as far as is known.
+    /// Returns whether whole blocks go past the kernel's page cache, as far as is known.
     pub fn is_direct(&self) -> bool {
         self.direct.is_some() && !self.refused.load(Relaxed)
     }
@@ -153,7 +153,7 @@ impl PosixFile {
         Ok(self.stat()?.st_blksize.max(512) as u64)
     }
 
-    /// How many consecutive bytes are on one target: on an AmphiFS mount as its layout says.
+    /// Returns how many consecutive bytes are on one target: on an AmphiFS mount as its layout says.
     pub fn stripe_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 256];
         // SAFETY: the name ends with a zero byte; the buffer is ours and as long as is said.
@@ -199,14 +199,14 @@ fn stripe_of(layout: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| (1..=1 << 32).contains(bytes))
 }
 
-/// Whether a file is on a mount of AmphiFS: only there this attribute can be read.
+/// Returns whether a file is on a mount of AmphiFS: only there this attribute can be read.
 fn is_amphi(fd: &OwnedFd) -> bool {
     // SAFETY: the name ends with a zero byte; without room nothing is written.
     unsafe { libc::fgetxattr(fd.as_raw_fd(), c"user.amphi.mode".as_ptr(), std::ptr::null_mut(), 0) >= 0 }
 }
 
-/// How many bytes at the start of a request at `offset` are before its first whole block, and how many whole blocks
-/// follow that are aligned in memory, in bytes.
+/// Returns how many bytes at the start of a request at `offset` are before its first whole block, and how many whole
+/// blocks follow that are aligned in memory, in bytes.
 fn blocks(parts: &[IoSlice<'_>], offset: u64) -> (usize, usize) {
     let head = (BLOCK - (offset % BLOCK as u64) as usize) % BLOCK;
     let (mut skip, mut whole) = (head, 0);
@@ -247,12 +247,12 @@ fn refuses(error: Error) -> bool {
     matches!(error, Error::Os { errno: libc::EINVAL | libc::EOPNOTSUPP, .. })
 }
 
-/// An offset as the kernel takes it.
+/// An offset in the type that the kernel uses.
 fn offset_of(offset: u64) -> Outcome<libc::off_t> {
     libc::off_t::try_from(offset).map_err(|_| Error::Refused("an offset lies beyond the largest file"))
 }
 
-/// At least one read request; 0 at the end of the file.
+/// Makes at least one read request; returns 0 at the end of the file.
 fn read_some(fd: RawFd, buffer: &mut [u8], offset: u64) -> Outcome<usize> {
     loop {
         let want = buffer.len().min(REQUEST_BYTES);
@@ -268,9 +268,9 @@ fn read_some(fd: RawFd, buffer: &mut [u8], offset: u64) -> Outcome<usize> {
     }
 }
 
-/// Writes the parts one behind the other.
+/// Writes the parts one after the other.
 fn write_all(fd: RawFd, parts: &[IoSlice<'_>], offset: u64) -> Outcome {
-    // The rest of the request: the part with this index, from this byte of it on.
+    // The rest of the request: from the part with this index on, and in that part from this byte on.
     let (mut index, mut skip, mut at) = (0, 0, offset);
     while index < parts.len() {
         if parts[index].len() == skip {
@@ -361,10 +361,10 @@ impl Backend for PosixFile {
         write_all(self.fd.as_raw_fd(), &cut(parts, done, usize::MAX), offset + done as u64)
     }
 
-    /// With a lock for each of thousands of parts the file system would be asked as often. So the mount gets one lock
+    /// If each of thousands of parts had a lock, the file system would get as many requests. So the mount gets one lock
     /// for all of them, if possible. Then the parts also leave its cache together. Locks of single parts may conflict,
-    /// which another mount got when it had the page. No part of ours calls them back, but a read of the whole range
-    /// does.
+    /// which another mount got when it had the page. No part of this process calls these locks back, but a read of the
+    /// whole range does.
     fn expect_parts(&self, offset: u64, bytes: u64) {
         if !self.exact_locks || self.lock_ahead(offset, bytes) {
             return;
@@ -424,7 +424,7 @@ impl Backend for PosixFile {
 
     fn group_leave(&self, group: u64) -> Outcome {
         let mut result = Ok(());
-        // Data in the page cache comes first, so that its bytes are written under the group lock, too.
+        // Data in the page cache is written first, so that its bytes are written under the group lock, too.
         for fd in [Some(&self.fd), self.direct.as_ref()].into_iter().flatten() {
             // SAFETY: the command reads eight bytes, which live through the call.
             if unsafe { libc::ioctl(fd.as_raw_fd(), GROUP_UNLOCK, &raw const group) } != 0 {
@@ -460,7 +460,8 @@ impl Backend for PosixFile {
 mod tests {
     use super::*;
 
-    /// Goal: the stripe of a layout is read, and nothing is taken for one. Method: what AmphiFS writes, and other text.
+    /// Goal: the stripe of a layout is parsed, and nothing else is taken for one. Method: what AmphiFS writes, and
+    /// other text.
     #[test]
     fn stripes_of_layouts() {
         for (layout, stripe) in [

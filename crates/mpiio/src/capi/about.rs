@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_char, c_int};
 /// The smallest page: smaller pages would need too much metadata, and a page is the unit in which files are read.
 const PAGE_BYTES: u64 = 1 << 20;
 
-/// The largest preferred unit of a file system that is taken for one.
+/// The largest preferred unit of a file system that is taken as the size of a page.
 const LARGEST_UNIT: u64 = 64 << 20;
 
 /// File systems whose clients may cache data that others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c
     }
 }
 
-/// How many bytes are on one target before the next one follows, or 0 if that is not known.
+/// Returns how many bytes are on one target before the next one follows, or 0 if that is not known.
 ///
 /// # Safety
 /// `path` ends with a zero byte.
@@ -45,11 +45,11 @@ pub unsafe extern "C" fn amphi_mpiio_stripe_bytes(path: *const c_char) -> u64 {
     open(true).or_else(|_| open(false)).ok().and_then(|file| file.stripe_bytes()).unwrap_or(0)
 }
 
-/// `f_type` of what FUSE serves, AmphiFS too.
+/// `f_type` of all file systems over FUSE, AmphiFS included.
 const FUSE: u32 = 0x6573_5546;
 
-/// Tells which file a path names: device and inode. Mounts of one file system by FUSE have different devices, so that
-/// is 0 there.
+/// Tells which file a path names: device and inode. Mounts of one file system by FUSE have different devices, so the
+/// device is 0 for them.
 ///
 /// # Safety
 /// `path` ends with a zero byte; `identity` has room for two numbers.
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn amphi_mpiio_identity(path: *const c_char, identity: *mu
     0
 }
 
-/// The kind of file system that a path lies on.
+/// The kind of file system on which a path lies.
 ///
 /// # Safety
 /// `path` ends with a zero byte.
@@ -78,8 +78,8 @@ unsafe fn file_system_of(path: *const c_char) -> Option<u32> {
     unsafe { (libc::statfs(path, about.as_mut_ptr()) == 0).then(|| about.assume_init().f_type as u32) }
 }
 
-/// Nodes may read and write the same ranges in turn, each after the other has written out its data. This says whether
-/// they see each other's bytes. They do not on file systems whose clients revalidate only at an open.
+/// Nodes may read and write the same ranges in turn, each after the other has written out its data. The result says
+/// whether they see each other's bytes. They do not on file systems whose clients revalidate only at an open.
 ///
 /// # Safety
 /// `path` ends with a zero byte.

@@ -1,4 +1,4 @@
-//! The work that the shim lets the cache do by itself, as settings of an open.
+//! The work that the shim lets the cache do without a request of the program, as settings of an open.
 //!
 //! Owns the layout, which is a part of that in `shim/amphi_mpiio.h`.
 
@@ -15,14 +15,15 @@ pub struct Unasked {
     pub(super) prefetch_bytes: u64,
     /// 1: nodes keep copies of pages of other nodes that they read again.
     pub(super) copies: u64,
-    /// 1: pages in many parts are read to be written as one; 2: the shim asks for that where the library does so.
+    /// 1: pages in many parts are read, so that they can be written as one part; 2: the shim requests that where the
+    /// library does so itself.
     pub(super) merges: u64,
-    /// 1: busy nodes give pages to those that have less to do.
+    /// 1: busy nodes give pages to nodes that have less to do.
     pub(super) balance: u64,
 }
 
 impl Unasked {
-    /// Sets, for the ranks of the node, what nodes do for each other.
+    /// Sets, for all ranks of this node, how the nodes help each other.
     pub(super) fn tell(&self, team: &Team) {
         team.keep_copies(self.copies != 0);
         team.balance(if self.balance != 0 { BALANCE_LEAST } else { 0 });

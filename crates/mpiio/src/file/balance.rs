@@ -4,11 +4,11 @@
 //! Owns the load of a node and the rule. Does not own how pages move (`migrate`), which is the same for all reasons.
 //!
 //! The node of a page follows from its number, so of any long range all nodes have equally many. This does not help a
-//! node whose pages all nodes use in turn: none of its pages is referred to by one other node several times in a row,
-//! so none moves. So here each reference of a rank of another node counts as load of the serving node, and the request
-//! contains the load of the requesting node. A page to which two consecutive references of other nodes have come moves
-//! to the second one's node, if that has far less load. The load moves with the pages, and the rule ends when no node
-//! has much more than those that send requests to it.
+//! node whose pages all nodes use in turn: no single node refers to any of its pages several times in a row, so no page
+//! moves. So here each reference of a rank of another node counts as load of the serving node, and the request contains
+//! the load of the requesting node. A page to which two consecutive references of other nodes were made moves to the
+//! second one's node, if that has far less load. The load moves with the pages, and the rule ends when no node has much
+//! more than those that send requests to it.
 //!
 //! Invariants: only the decision is made here, from numbers that may be old or wrong. A wrong decision costs a move.
 //! Loads are halved each second, and a node gives pages only to one with less than half of its own load. So a page does
@@ -20,17 +20,17 @@ use crate::error::Outcome;
 use crate::placement::NODES_MAX;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// The load that is left of a word (`JobNodes::served`) now.
+/// The present load according to a word of `JobNodes::served`.
 fn load_at(word: u64, now: u32) -> u32 {
-    // Ranks that have read the clock a moment ago are behind.
+    // A rank that read the clock a moment before has a slightly older time.
     let age = now.saturating_sub((word >> 32) as u32);
     (word as u32).checked_shr(age).unwrap_or(0)
 }
 
 impl CachedFile {
-    /// The nodes are balanced from now on: one that has more load than another by this much gives pages to it; 0: no
-    /// balancing. This is called after `join_nodes`, by every rank of the node with the same value. If pages do not
-    /// move otherwise, they move for this reason alone.
+    /// From now on the load of the nodes is balanced: a node whose load is greater than that of another by `least`
+    /// gives pages to the other node; 0 means no balancing. This is called after `join_nodes`, by every rank of the
+    /// node with the same value. If pages do not move by migration, they move only for this reason.
     pub fn balance(&self, least: u32) {
         let job = &self.segment().header().job;
         let nodes = job.nodes.load(Relaxed) as usize;
@@ -70,8 +70,8 @@ impl CachedFile {
         });
     }
 
-    /// Whether a reference to a page makes it move to the client's node, which has a lower load. The previous reference
-    /// must have come from another node, too, so that the page is of no use to our own ranks now.
+    /// Returns whether a reference to a page makes it move to the client's node, which has a lower load. The previous
+    /// reference must have come from another node, too, so that the page is of no use to our own ranks now.
     pub(super) fn relieves(&self, page: u64) -> Outcome<bool> {
         let least = self.least_difference();
         if least == 0 || self.moves.client.is_none() {

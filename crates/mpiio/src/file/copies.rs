@@ -4,15 +4,15 @@
 //! and `team/handover.rs` for the bytes).
 //!
 //! A page is cached on one node. When a node reads a page a second time and no rank has written it since the first
-//! time, the reply contains a copy of the whole page, which that node's rank puts into a frame of its own. Reads of
-//! that node use the copy from then on. A write locks the page exclusively at its node, finds that there are copies,
+//! time, the reply contains a copy of the whole page, which that node's rank puts into a frame of its own. From then
+//! on, reads of that node use the copy. A write locks the page exclusively at its node, finds that there are copies,
 //! stops, makes their nodes drop them, and continues. With copies, pages do not move to nodes that read them, and a
 //! page with copies does not move.
 //!
 //! Invariants:
 //! * A copy is whole and never dirty. A copy equals its page. A node gets a copy while its page is locked shared at its
-//!   node, until the copy is in its frame. A rank that writes the page, which is then locked exclusively, has made all
-//!   copies be dropped before. So locking a copy shared is as good as locking its page.
+//!   node, until the copy is in its frame. A rank that writes the page, which is then locked exclusively, has first
+//!   made all nodes drop their copies. So locking a copy shared is as good as locking its page.
 //! * `PageMeta::copies` names each node that has a copy, and perhaps some that have dropped theirs.
 //! * A copy takes a frame of the rank that read, so the bound of memory is the same as without copies. It is evicted
 //!   like other pages, and dropped with every sync.
@@ -40,15 +40,15 @@ impl CachedFile {
         self.segment().header().job.copies.load(Relaxed) != 0
     }
 
-    /// Whether this node may have a copy of a page of another one; a hint.
+    /// Returns whether this node may have a copy of a page of another one; a hint.
     pub fn may_have_copy(&self, page: u64) -> bool {
         self.keeps_copies()
             && !self.is_here(page)
             && self.segment().find_meta(page).is_some_and(|meta| meta.frame.load(SeqCst) != 0)
     }
 
-    /// Whether what this node has of a locked page is a copy that one of its ranks may read. A proxy does not use it:
-    /// the rank that asks it has wrong information about the place of the page.
+    /// Returns whether this node's part of a locked page is a copy that one of its ranks may read. A proxy does not use
+    /// it: the rank that asks it has wrong information about the place of the page.
     pub(super) fn has_whole_copy(&self, page: u64) -> Outcome<bool> {
         if !self.keeps_copies() || self.moves.client.is_some() {
             return Ok(false);
@@ -62,13 +62,13 @@ impl CachedFile {
         self.segment().valid_shared(frame) == [whole]
     }
 
-    /// How a page is locked to be read: alone if it may move by that.
+    /// The mode in which a page is locked for reading: exclusive if the read may make it move.
     pub(super) fn mode_to_read(&self, page: u64) -> Outcome<Mode> {
         let moves = !self.keeps_copies() && self.may_leave(page)?;
         Ok(if moves { Mode::Exclusive } else { Mode::Shared })
     }
 
-    /// Counts a read as a reference. With copies, reads make no page move.
+    /// Counts a read as a reference. If there are copies, reads do not make pages move.
     pub(super) fn refer_to_read(&mut self, page: u64) -> Outcome {
         if self.keeps_copies() && self.moves.client.is_some() {
             self.serve();
@@ -99,7 +99,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Whether other nodes may have copies of a page that the present call, which holds it alone, is about to write.
+    /// Returns whether other nodes may have copies of a page that the present call, which holds it alone, is about to
+    /// write.
     pub(super) fn has_copies_elsewhere(&self, page: u64) -> Outcome<bool> {
         if !self.keeps_copies() {
             return Ok(false);
@@ -109,7 +110,7 @@ impl CachedFile {
         Ok(meta.copies.load(SeqCst) != 0)
     }
 
-    /// No other node has a copy any more of a page that the present call holds alone.
+    /// No other node has a copy any more of a page that the present call has locked exclusively.
     pub fn recalled(&self, page: u64) -> Outcome {
         if self.held.contains(&(page, Mode::Exclusive)) {
             self.segment().meta(page)?.copies.store(0, SeqCst);
@@ -135,7 +136,7 @@ impl CachedFile {
         taken
     }
 
-    /// Drops this node's copy of a page of another one, after the ranks that are reading it. The page is locked
+    /// Drops this node's copy of a page of another node, when the ranks that read it have finished. The page is locked
     /// exclusively at its node, so that no new copy is made.
     pub fn drop_copy(&mut self, page: u64) -> Outcome {
         self.usable()?;

@@ -14,12 +14,12 @@ use std::sync::atomic::Ordering::Release;
 /// A page that would be written in more parts than these is written as one part, if no other process writes the file,
 /// or the file system was asked for a lock.
 const FEW_PARTS: usize = 8;
-/// After this many parts that are written back, the file system is told again to expect more of them.
+/// After this many parts that were written back, the file system is informed again that more parts will come.
 const PARTS_EXPECTED: usize = 16;
 
 impl CachedFile {
-    /// Writes the dirty bytes of all ranks that belong to this share of the file: the runs `r` of `run_bytes` with
-    /// `r mod shares` = `share`. Goes on after a failure, notes it as late error and returns the first one.
+    /// Writes the dirty bytes of all ranks that belong to this share of the file: the runs `r` of `run_bytes` with `r
+    /// mod shares` = `share`. Continues after a failure, records it as late error, and returns the first one.
     pub fn flush_share(&mut self, share: u32, shares: u32) -> Outcome {
         self.begin()?;
         let run_pages = self.settings.run_bytes / self.page_bytes();
@@ -68,9 +68,10 @@ impl CachedFile {
         self.write_dirty(&dirty)
     }
 
-    /// In this share of a part of the file, writes the runs that have a page with many parts to be written. Each such
-    /// page becomes one part with the bytes that the file has in the gaps now. All ranks have finished their pieces of
-    /// a collective call there. If the file cannot be read there, the pages stay as they are.
+    /// Within this share of a part of the file, writes the runs that contain a page with many dirty parts. Each such
+    /// page is written as one part, with the bytes that the file has in the gaps now. All ranks have finished their
+    /// pieces of a collective call in this part of the file. If the file cannot be read there, the pages stay as they
+    /// are.
     pub fn flush_parts(&mut self, bytes: Range<u64>, share: u32, shares: u32) -> Outcome {
         self.begin()?;
         if !self.settings.readable {
@@ -99,13 +100,13 @@ impl CachedFile {
         result
     }
 
-    /// Pages that are dirty in more parts are better written as one.
+    /// Pages that are dirty in more parts than this are better written as one part.
     fn few_parts(&self) -> usize {
         FEW_PARTS.min(self.segment().geometry().spans as usize / 2)
     }
 
     /// Writes the dirty bytes of pages that are locked exclusively, ascending, neighbouring ranges in one request. Each
-    /// written range is clean then. After a failure the others stay dirty.
+    /// written range is clean then. After a failure the other ranges stay dirty.
     pub(super) fn write_dirty(&mut self, pages: &[(u64, u32)]) -> Outcome {
         let page_bytes = self.page_bytes();
         let few = self.few_parts();
@@ -130,7 +131,7 @@ impl CachedFile {
                 parted = Some((page[0].0 / page_bytes * page_bytes, 0));
             }
             if let Some((page, left)) = parted.as_mut().filter(|(page, _)| run[0].0 < *page + page_bytes) {
-                // The first part has called back conflicting locks. The lock may be lost to others again.
+                // The first part has called back conflicting locks. The lock may be lost to other mounts again.
                 if left.is_multiple_of(PARTS_EXPECTED) {
                     self.backend.expect_parts(*page, page_bytes);
                 }
@@ -143,8 +144,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Makes all bytes between the first and the last dirty byte of a page dirty, if it has more than a few dirty
-    /// parts, with the bytes that the file has there. If the file cannot be read there, the parts stay as they are.
+    /// If a page has more than a few dirty parts, makes all bytes from the first to the last dirty byte dirty, with the
+    /// bytes that the file has in the gaps. If the file cannot be read there, the parts stay as they are.
     fn merge_parts(&mut self, page: u64, frame: u32, few: usize) {
         let parts = self.segment().dirty(frame).as_slice().to_vec();
         if let (true, [first, .., last]) = (parts.len() > few, parts.as_slice())
@@ -157,8 +158,8 @@ impl CachedFile {
         }
     }
 
-    /// For a page in more than a few parts, only the dirty bytes count as valid from now on, so that the bytes in the
-    /// gaps are read from the file, where others may have written since.
+    /// If a page has more than a few parts, only its dirty bytes count as valid from now on. So the bytes in the gaps
+    /// are read from the file, where others may have written since.
     fn forget_clean_bytes(&self, frame: u32, few: usize) {
         let parts = self.segment().dirty(frame).as_slice().to_vec();
         if parts.len() > few {
@@ -184,9 +185,9 @@ impl CachedFile {
         result
     }
 
-    /// Writes the dirty bytes of all ranks of the node, as one rank, while the others may continue; `stable`: also
-    /// makes them stable, and marks pages that are clean then as not valid, so that the next read of any rank reads the
-    /// file system. The frames stay with their pages, since only their own ranks free frames.
+    /// Writes the dirty bytes of all ranks of the node, as one rank, while the others may continue. `stable`: also
+    /// makes these bytes stable, and marks clean pages as not valid, so that the next read of any rank reads the file
+    /// system. The frames stay with their pages, since only their own ranks free frames.
     pub fn settle_alone(&mut self, stable: bool) -> Outcome {
         self.flush_share(0, 1)?;
         if !stable {
@@ -236,7 +237,7 @@ impl CachedFile {
             }
             self.hold(page, Mode::Exclusive)?;
             if self.frame_of(page)? != Some(frame) {
-                // The page moved to another node meanwhile.
+                // The page has moved to another node meanwhile.
                 self.pool.release(own);
             } else if dirty_too || !self.segment().looks_dirty(frame) {
                 self.segment().dirty(frame).clear();

@@ -1,17 +1,18 @@
 //! The group lock of AmphiFS: the mounts of the job share one lock, and any other process that needs the file makes the
 //! job write out its data.
 //!
-//! Owns when the node is a member and what it does before it leaves. Does not own the descriptors (`backend`). All
-//! ranks and proxies of a node use those of its first rank, so that one of them joins and leaves for all.
+//! Owns: the times when the node is a member, and the work that it does before it leaves. Does not own the descriptors
+//! (`backend`). All ranks and proxies of a node use the descriptors of its first rank, so that this rank joins and
+//! leaves the group for all.
 //!
 //! While the node is a member, no process outside the job reads or writes the file, on any mount. The idle thread of
 //! the node (`idle`) checks several times a second whether another process waits. Then it writes all dirty bytes and
 //! leaves the group, and the waiting process sees every write that had ended before. From then on locks are taken as
-//! without the group, until the ranks sync. Only then none of them has a request under way, which would wait for the
+//! without the group, until the ranks sync. Only then has none of them a request under way, which would wait for the
 //! group as a stranger.
 //!
-//! It takes only locks that are free, and gives up after `YIELD_LOOKS`: a call that holds pages may itself wait for the
-//! group of another node to end.
+//! The thread takes only locks that are free, and gives up after `YIELD_LOOKS` checks: a call that holds pages may
+//! itself wait until the group of another node has ended.
 
 use super::CachedFile;
 use crate::error::Outcome;
@@ -23,10 +24,10 @@ use std::time::Duration;
 
 /// How often the thread checks whether a program waits.
 pub const WATCH: Duration = Duration::from_millis(100);
-/// It waits for pages that calls hold for this many checks, about two seconds.
+/// The thread waits for pages that calls hold for this many checks, about two seconds.
 const YIELD_LOOKS: u32 = 20;
 
-/// No group is wanted, or it cannot be had.
+/// No group is wanted, or it is not available.
 const NONE: u32 = 0;
 const MEMBER: u32 = 1;
 const LEFT: u32 = 2;
@@ -38,8 +39,8 @@ impl CachedFile {
         header.descriptors.iter().zip(self.backend.descriptors()).for_each(|(cell, fd)| cell.store(fd, SeqCst));
     }
 
-    /// Joins the group of the job, for the whole node: at open, and at a sync if the node has left since. No rank of
-    /// the node has a request under way. One rank calls.
+    /// Joins the group of the job, for the whole node: at open, and at a sync if the node has left it since. No rank of
+    /// the node has a request under way. One rank calls it.
     pub fn join_group(&mut self, group: u64) -> Outcome {
         let state = &self.locks.segment.header().group_state;
         if state.load(SeqCst) == MEMBER {
@@ -70,13 +71,13 @@ impl CachedFile {
         self.segment().header().group.load(SeqCst)
     }
 
-    /// Whether this file may be a member of a group.
+    /// Returns whether this file may be a member of a group.
     pub(super) fn watches(&self) -> bool {
         self.segment().header().descriptors[0].load(SeqCst) >= 0
     }
 
-    /// One check. Leaves the group if an outside process waits for the file and everything has been written, or all
-    /// attempts were made. `looks`: the number of checks that found a waiting process and could not yield.
+    /// Makes one check. Leaves the group if an outside process waits for the file and everything has been written, or
+    /// all attempts were made. `looks`: the number of checks that found a waiting process and could not yield.
     pub fn yield_group(&mut self, looks: &mut u32) -> Outcome {
         if self.segment().header().group_state.load(SeqCst) != MEMBER {
             return Ok(());
@@ -99,7 +100,7 @@ impl CachedFile {
         written.and(left)
     }
 
-    /// Writes the dirty bytes of all pages whose locks are free; whether that was all.
+    /// Writes the dirty bytes of all pages whose locks are free; returns whether these were all dirty pages.
     pub fn flush_free(&mut self) -> Outcome<bool> {
         self.usable()?;
         let run_pages = self.settings.run_bytes / self.page_bytes();

@@ -5,9 +5,9 @@
 //! Only free locks are taken, so a rank waits at most as long as one run is written, and the thread never waits for a
 //! rank.
 //!
-//! The unit is the run, so that writes are long. A run is due when no page of it was written since the last check and
-//! its dirty pages are dirty as a whole, or when none was written for `OLD_LOOKS` checks. So a page that fills up
-//! slowly is not written again and again. Bound: each check writes each page at most once.
+//! The unit is the run, so that writes are long. A run is due in two cases: no page of it was written since the last
+//! check and its dirty pages are dirty as a whole; or no page of it was written for `OLD_LOOKS` checks. So a page that
+//! fills up slowly is not written repeatedly. Bound: each check writes each page at most once.
 
 use super::CachedFile;
 use super::group::WATCH;
@@ -21,12 +21,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// After this many checks without a write, a page that is dirty in parts is written, too. With a check every second
+/// After this many checks without a write, a page that is dirty in parts is written, too. With a check every second,
 /// this is as long as Linux keeps dirty pages.
 const OLD_LOOKS: u32 = 30;
 
-/// After a failure this many checks are left out, so that a failing write is not tried every second. The close reports
-/// it.
+/// After a failure this many checks are omitted, so that a failing write is not repeated every second. The close
+/// reports the failure.
 const FAILURE_LOOKS: u32 = 30;
 
 /// The state of a frame at the last check: its page, its count of writes, and for how many checks neither has changed.

@@ -3,11 +3,11 @@
 //! Owns the count of references in a row, the hand-over of a page, and the check that a page is still here. Does not
 //! own the messages (`team`). Within a node nothing moves, because all of its ranks access each page in the same way.
 //!
-//! The lock of a page moves with it. A rank that gets the lock of a page on a node that has given the page away detects
-//! that (`hold_here`) and asks the node to which it went. A hand-over works as follows. The giver (the proxy of a rank
-//! of the other node) holds the page exclusively. `offer` makes a copy. The taker puts it into a frame of its own node
-//! and records its node as the place (`take_over`). Only then does the giver drop the page (`handed_over`) and release
-//! the lock.
+//! The lock of a page moves together with the page. A rank that gets the lock of a page on a node that has given the
+//! page away detects that (`hold_here`) and asks the node that got the page. A hand-over works as follows. The giver
+//! (the proxy of a rank of the other node) holds the page exclusively. `offer` makes a copy. The taker puts it into a
+//! frame of its own node and records its node as the place (`take_over`). Only then does the giver drop the page
+//! (`handed_over`) and release the lock.
 //!
 //! Invariants:
 //! * While two nodes have a copy, both are locked by the same call. The taker keeps its lock to the end of the call, so
@@ -26,31 +26,31 @@ use crate::placement::{NODES_MAX, Place};
 use crate::segment::NO_PAGE;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
-/// More references in a row than are ever counted: pages move for other reasons alone (`balance`).
+/// More references in a row than are ever counted: pages then move only for another reason (`balance`).
 pub(super) const NEVER: u32 = 1 << 16;
 
-/// A page on its way to another node, or a copy of one.
+/// A page on its way to another node, or a copy of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// The page.
+    /// The number of the page.
     pub page: u64,
-    /// The place of the page when it has been taken over. `None` means that it is a copy, and that the page stays
+    /// The place of the page after it has been taken over. `None` means that it is a copy, and that the page stays
     /// (`copies`).
     pub place: Option<Place>,
-    /// Its valid ranges.
+    /// The valid ranges of the page.
     pub valid: Vec<Span>,
-    /// Its dirty ranges.
+    /// The dirty ranges of the page.
     pub dirty: Vec<Span>,
     /// The bytes of the valid ranges.
     pub bytes: Vec<u8>,
 }
 
-/// Why a step ended before its end: a page that is not here, or one of which other nodes have copies.
+/// The reason why a step ended before its end: a page that is not here, or one of which other nodes have copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stop {
     /// The page.
     pub page: u64,
-    /// The place of the page, as far as the node knows.
+    /// The place of the page, as far as this node knows.
     pub place: Place,
     /// The nodes with copies, a bit each; if it is not 0, the page is on this node, and the call holds it exclusively.
     pub copies: u64,
@@ -62,7 +62,7 @@ impl Stop {
         [Extent { offset: self.page, length: self.place.0 }, Extent { offset: self.copies, length: 0 }]
     }
 
-    /// Decodes such ranges; returns also the ranges behind them.
+    /// Decodes such ranges; also returns the remaining ranges.
     pub fn decode(extents: &[Extent]) -> Option<(Stop, &[Extent])> {
         let ([page, copies], rest) = extents.split_first_chunk()?;
         Some((Stop { page: page.offset, place: Place(page.length), copies: copies.offset }, rest))
@@ -76,13 +76,14 @@ pub(super) struct Moves {
     pub(super) client: Option<usize>,
     /// The load of the client's node (`balance`).
     pub(super) client_load: u32,
-    /// Pages of the present call that shall move to the client's node; and whether only because that has less to do.
+    /// Pages of the present call that should move to the client's node; and whether the only reason is that this node
+    /// has less to do.
     wanted: Vec<(u64, bool)>,
     /// Pages of the present call of which the client's node shall have a copy.
     pub(super) copied: Vec<u64>,
     /// Pages that were offered: locked exclusively until the taker has answered, and copies shared.
     leaving: Vec<Leaving>,
-    /// The call that offered them is over, so that what is declined is let go.
+    /// The call that offered them has ended, so pages that are declined are released.
     over: bool,
 }
 
@@ -93,7 +94,7 @@ struct Leaving {
     frame: u32,
     /// The place of the page when it has been taken; `None`: it is a copy.
     place: Option<Place>,
-    /// It is offered only because the taker has less load.
+    /// The page is offered only because the taker has less load.
     relief: bool,
 }
 
@@ -132,7 +133,7 @@ impl CachedFile {
         self.place_of(page).node().unwrap_or((page / run_pages % nodes) as usize)
     }
 
-    /// The page that ended a step after this many bytes, and why.
+    /// The page at which a step ended after this many bytes, and why.
     pub fn why_it_stopped(&self, extents: &[Extent], done: u64) -> Outcome<Stop> {
         let page_bytes = self.page_bytes();
         let next = pieces(extents, page_bytes, u64::MAX).find(|piece| piece.memory as u64 >= done);
@@ -142,13 +143,13 @@ impl CachedFile {
         Ok(Stop { page, place: self.place_of(page), copies })
     }
 
-    /// Another node has said where it gave a page.
+    /// Another node has reported where it gave a page.
     pub fn learn(&self, page: u64, place: Place) -> Outcome {
         self.segment().meta(page)?.place.fetch_max(place.0, SeqCst);
         Ok(())
     }
 
-    /// Locks a page for the present call, as `hold`, if this node has it, or has a copy of it and the call reads.
+    /// Locks a page for the present call, as `hold` does, if this node has it, or has a copy of it and the call reads.
     /// Otherwise holds nothing.
     pub(super) fn hold_here(&mut self, page: u64, mode: Mode) -> Outcome<bool> {
         self.hold(page, mode)?;
@@ -161,24 +162,24 @@ impl CachedFile {
         Ok(here)
     }
 
-    /// Whether this node has a page that this rank has locked.
+    /// Returns whether this node has a page that this rank has locked.
     pub(super) fn is_here(&self, page: u64) -> bool {
         let job = &self.segment().header().job;
         job.nodes.load(Relaxed) <= 1 || self.node_of(page) == job.node.load(Relaxed) as usize
     }
 
-    /// The client's node as it is counted, or none when this rank works for its own node.
+    /// The number of the client's node, or none when this rank works for its own node.
     fn client(&self) -> Option<u32> {
         self.moves.client.map(|node| node as u32 + 1)
     }
 
-    /// How many references in a row to the page there are with the present one by the client.
+    /// Returns how many references in a row to the page there are with the present one by the client.
     fn in_a_row(&self, page: u64, client: u32) -> Outcome<u32> {
         let seen = self.segment().meta(page)?.streak.load(Relaxed);
         Ok(if seen >> 16 == client { (seen & 0xffff).saturating_add(1).min(0xffff) } else { 1 })
     }
 
-    /// Whether the present reference will make the page move; a guess before the page is locked.
+    /// Returns whether the present reference will make the page move; a guess before the page is locked.
     pub(super) fn may_leave(&self, page: u64) -> Outcome<bool> {
         match (self.references(), self.client()) {
             (1.., Some(client)) => Ok(self.in_a_row(page, client)? >= self.references() || self.relieves(page)?),
@@ -215,14 +216,14 @@ impl CachedFile {
         self.moves.copied.clear();
     }
 
-    /// Whether pages wait for the answer of their taker.
+    /// Returns whether any pages wait for the answer of their taker.
     pub(super) fn has_leaving(&self) -> bool {
         !self.moves.leaving.is_empty()
     }
 
     /// The pages of the present call that should move to the client's node or be copied there, as far as they have
     /// frames and have at most `bytes` and `spans`. Their locks are kept until `handed_over`, whatever is released.
-    /// `over`: the call ends with this step, so that a page which is declined or copied needs no lock then.
+    /// `over`: the call ends with this step, so that a page which is declined or copied needs no lock afterwards.
     pub fn offer(&mut self, (bytes, spans): (usize, usize), over: bool) -> Outcome<Vec<Handover>> {
         self.moves.over = over;
         let (mut offered, mut room) = (Vec::new(), (bytes, spans));
@@ -282,7 +283,7 @@ impl CachedFile {
                     self.stats.relieved += u64::from(relief);
                 }
                 None if !self.moves.over => {
-                    // In front: a write that stopped continues at the page that it took last.
+                    // The page is put in front, because a write that stopped continues at the page that it took last.
                     self.held.insert(0, (page, mode));
                     continue;
                 }
@@ -294,7 +295,7 @@ impl CachedFile {
         result
     }
 
-    /// Puts a page that another node hands over into a frame of this rank. Returns false if it stays where it is.
+    /// Puts a page that another node hands over into a frame of this rank. Returns false if the page stays where it is.
     /// `keep`: the page stays locked to the end of the present call.
     pub fn take_over(&mut self, handover: &Handover, keep: bool) -> Outcome<bool> {
         let page = handover.page;
@@ -350,7 +351,8 @@ impl CachedFile {
         Ok(fits)
     }
 
-    /// Pages stay on their nodes from now on (`on`) or may move again; counted, since several may request it.
+    /// From now on pages stay on their nodes (`on`), or may move again; the requests are counted, since there may be
+    /// several.
     pub fn keep_still(&self, on: bool) {
         let still = &self.segment().header().job.still;
         if on {

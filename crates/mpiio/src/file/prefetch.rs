@@ -1,10 +1,9 @@
-//! Reading ahead of a rank that reads consecutive ranges. It is an option that is off unless it is requested.
+//! Reading ahead of a rank that reads consecutive ranges. It is an option that is off by default.
 //!
-//! Owns when and what is prefetched. Prefetched are whole uncached pages behind the read, with one request, into frames
-//! of this rank; only pages that belong to this node (`migrate`), that begin before the end of the file, and whose
-//! locks are free. It waits for nothing. The locks are released before the call continues, because the call may need
-//! these pages itself. A failure leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the rank's
-//! frames.
+//! Owns when and what is prefetched. It fetches whole uncached pages behind the read, with one request, into frames of
+//! this rank. The pages must belong to this node (`migrate`), begin before the end of the file, and have free locks. It
+//! waits for nothing. The locks are released before the call continues, because the call may need these pages itself. A
+//! failure has no effect. Bound: `Settings::prefetch_bytes`, and half of the rank's frames.
 
 use super::CachedFile;
 use crate::error::Outcome;
@@ -12,8 +11,8 @@ use crate::locks::Mode;
 use std::sync::atomic::Ordering::Release;
 
 impl CachedFile {
-    /// A read covered the pages `first` to `last` and had to fetch pages or not. Fetches the pages behind them if the
-    /// rank's last read ended where this one began.
+    /// A read covered the pages `first` to `last` and had to fetch pages or not. Fetches the pages behind the read if
+    /// the rank's last read ended where this one began.
     pub(super) fn read_ahead(&mut self, first: u64, last: u64, fetched: bool) -> Outcome {
         let follows = (first..=first + 1).contains(&self.next_read);
         self.next_read = last + 1;
@@ -41,7 +40,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// A frame for a page that is locked then; none if nothing is to be fetched there, or not with the page before.
+    /// A frame for a page, which is then locked; `None` if nothing has to be fetched there, or not together with the
+    /// previous page.
     fn make_room_ahead(&mut self, page: u64, before: Option<(u64, u32)>) -> Outcome<Option<u32>> {
         let begins = page.checked_mul(self.page_bytes()).is_some_and(|at| at < self.size());
         if !begins || self.frame_of(page)?.is_some() || !self.locks.try_lock(page)? {

@@ -4,7 +4,7 @@
 //! A frame does not pay in three cases: for pages of a request that is larger than the memory; for a long range that is
 //! read for the first time (it may be the only time; the second reader fills frames, which serve all others); and for
 //! ranges that a cache below serves as well, with one copy less and without a page lock. Such pages are locked during
-//! the read like any others, so the call is as atomic.
+//! the read like all others, so the call is as atomic.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 struct Absent {
     /// Whole pages are read past the cache.
     past: bool,
-    /// Whole pages are read past the cache if no rank has read them so before.
+    /// Whole pages are read past the cache if no rank has read them in this way before.
     first: bool,
 }
 
@@ -29,7 +29,7 @@ struct Run {
     memory: Range<usize>,
 }
 
-/// Uncached pages that one request reads: they follow each other in the file, and so do their frames. Each is held
+/// Uncached pages that one request reads: they follow each other in the file, and so do their frames. Each page is held
 /// exclusively, and nothing of it is valid yet.
 #[derive(Default)]
 struct Missing {
@@ -44,7 +44,7 @@ impl Missing {
 
 impl CachedFile {
     /// Reads the ranges into the memory, as one atomic step for all ranks. A read ends at the end of the file. It
-    /// returns how many bytes there were, and does not touch the memory behind them.
+    /// returns how many bytes there were, and does not change the memory behind them.
     pub fn read(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome<u64> {
         self.begin()?;
         if !self.settings.readable {
@@ -56,8 +56,8 @@ impl CachedFile {
             let size = self.size();
             self.locks.pace.point();
             let result = self.read_pages(extents, memory, total, size);
-            // Every lock is held here. A write that made the file longer meanwhile came before this read in some of
-            // its pages, so the read has to see all of it.
+            // Here the call holds every lock. If a write has made the file longer meanwhile, it precedes this read in
+            // some of its pages, so the read has to see all of it.
             let grown = self.size() > size && wanted > size;
             if result.is_ok() && !grown {
                 self.locks.pace.committed();
@@ -74,7 +74,7 @@ impl CachedFile {
     }
 
     pub(super) fn read_pages(&mut self, extents: &[Extent], memory: &mut [u8], total: u64, size: u64) -> Outcome<u64> {
-        // The rank may read what it writes.
+        // The rank may read the bytes that it writes.
         self.once = 0;
         let page_bytes = self.page_bytes();
         let absent = Absent { past: total > self.settings.bypass_bytes, first: self.is_stream(extents, total) };
@@ -176,7 +176,7 @@ impl CachedFile {
         Ok(true)
     }
 
-    /// Whether the pieces of an uncached, locked page are read past the cache.
+    /// Returns whether the pieces of an uncached, locked page are read past the cache.
     fn comes_past(&self, group: &[Piece], absent: Absent) -> Outcome<bool> {
         let aside = self.settings.aside_bytes;
         if aside > 0 && group.iter().all(|piece| piece.of_bytes >= aside) {
@@ -190,7 +190,7 @@ impl CachedFile {
         Ok(absent.past || !again)
     }
 
-    /// Adds a piece to the run that comes past the cache, or reads that one and begins another with it.
+    /// Adds a piece to the run that is read past the cache, or reads that run and begins another one with the piece.
     fn join_run(&mut self, run: &mut Run, piece: &Piece, memory: &mut [u8]) -> Outcome {
         let (offset, range) = (piece.page * self.page_bytes() + u64::from(piece.start), piece.memory_range());
         let follows = run.memory.end == range.start && run.offset + run.memory.len() as u64 == offset;

@@ -1,5 +1,5 @@
-//! Writes: into frames, or, for uncached whole pages of large requests, straight to the file system. So do whole pages
-//! of a rank that writes nothing else and uses none of them again.
+//! Writes: into frames, or, for uncached whole pages of large requests, straight to the file system. Whole pages of a
+//! rank that writes nothing else, and uses none of them again, bypass the cache too.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
@@ -9,10 +9,10 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// This many pieces of a page are marked in one pass.
+/// From this number on, pieces in one page are added to its lists in one pass.
 const MANY_PIECES: usize = 4;
 
-/// A run of whole pages that goes past the cache.
+/// A run of whole pages that is written past the cache.
 #[derive(Default)]
 struct Run {
     offset: u64,
@@ -32,7 +32,7 @@ impl CachedFile {
         }
         let mut end = 0;
         let result = self.write_pages(extents, memory, total, &mut end);
-        // Before the locks are released: a rank that sees the new length waits for the bytes.
+        // This comes before the locks are released, so a rank that sees the new length waits for the bytes.
         self.locks.segment.header().size.fetch_max(end, SeqCst);
         if result.is_ok() {
             self.locks.pace.committed();
@@ -98,9 +98,9 @@ impl CachedFile {
         Ok(done)
     }
 
-    /// Whether the rank seems to write large data once, which the cache would only copy: it has filled its memory with
-    /// whole pages that no rank had cached, and has meanwhile read nothing and used none of these pages again. It is
-    /// called for a whole uncached page.
+    /// Returns whether the rank seems to write large data once, which the cache would only copy. This is so if the rank
+    /// has filled its memory with whole pages that no rank had cached, and has since read nothing and used none of
+    /// these pages again. It is called for a whole uncached page.
     fn is_written_once(&mut self) -> bool {
         self.once = self.once.saturating_add(1);
         self.settings.stream_bytes > 0 && self.once > self.segment().geometry().frames_per_rank

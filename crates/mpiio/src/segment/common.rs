@@ -1,6 +1,6 @@
 //! Parts of the header that other modules use: the meeting of the ranks, and a node's data about its job.
 //!
-//! Owns their layout alone. All of it is made of atomics, and zeros are valid.
+//! Owns only their layout. All of it is made of atomics, and zeros are valid.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
@@ -11,23 +11,23 @@ pub struct MeetingCell {
     pub round: AtomicU32,
     /// The number of ranks that have arrived at it.
     pub arrived: AtomicU32,
-    /// The largest value of the present round and of the one before, by turns.
+    /// The largest values of the present and the previous round, in alternate places.
     pub largest: [AtomicI32; 2],
     /// The range of the file that the ranks want to touch, of the present round and the one before alternately: the
     /// largest of `u64::MAX` - first byte, and the largest end.
     pub wanted: [[AtomicU64; 2]; 2],
-    /// A number that one rank told all.
+    /// A number that one rank has set for all ranks.
     pub said: AtomicU64,
     /// Rank + 1 of one that will never arrive: all further meetings fail.
     pub broken: AtomicU32,
 }
 
-/// The ranks' data about the nodes of their job; zeros with one.
+/// The knowledge of the ranks about the nodes of their job; all zeros if there is one node.
 #[repr(C)]
 pub struct JobNodes {
     /// Our node.
     pub node: AtomicU32,
-    /// How many there are.
+    /// Number of nodes.
     pub nodes: AtomicU32,
     /// A page moves to another node after this many references in a row by that node; with 0 no page moves.
     pub references: AtomicU32,

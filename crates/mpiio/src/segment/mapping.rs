@@ -1,9 +1,9 @@
 //! The place of the shared memory in this process, and its huge pages.
 //!
 //! Owns the addresses: they agree with the offsets in the memory modulo a huge page, so that huge pages can be mapped.
-//! A fresh page of 4 KiB costs 1.2 us when it is first touched and 0.5 us in each further rank that maps it. For 48 MiB
+//! A new page of 4 KiB costs 1.2 us when it is first touched, and 0.5 us in each further rank that maps it. For 48 MiB
 //! that amounted to 57 ms and 23 ms; with huge pages it is 10 and 0.3 ms, clearing included. Memory files get huge
-//! pages of their own only where the administrator enables it, but they can be requested one by one.
+//! pages automatically only if the administrator enables that, but a process can request them one by one.
 
 use crate::error::{Error, Outcome};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,8 +22,8 @@ pub struct Mapping {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the value until it is dropped; what lies in it is reached through atomics or, for
-// frames, through `&mut` views that the page locks keep apart.
+// SAFETY: the mapping belongs to the value until it is dropped; its contents are accessed through atomics or, for
+// frames, through `&mut` views of which the page locks prevent two at a time.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -65,19 +65,19 @@ impl Mapping {
         }
     }
 
-    /// Where it begins.
+    /// The address at which the mapping begins.
     pub fn base(&self) -> *mut u8 {
         self.base
     }
 
     /// Makes one huge page at an offset, with the present contents and zeros; returns false if the system has no free
-    /// one. `fresh` is a place in it without a writer at present.
+    /// one. `fresh` is a place in it to which no rank writes at present.
     pub fn make_huge(&self, offset: u64, fresh: u64) -> bool {
         let end = offset + HUGE_BYTES;
         assert!(offset.is_multiple_of(HUGE_BYTES) && end <= self.length as u64, "a huge page at {offset}");
         assert!((offset..end).contains(&fresh), "{fresh} in a huge page at {offset}");
-        // SAFETY: both places lie in the mapping. A byte is read so that there is a page: the kernel makes no huge page
-        // of none. The advice changes no byte.
+        // SAFETY: both places lie in the mapping. A byte is read so that a page exists there: the kernel makes no huge
+        // page where there is none. The advice changes no byte.
         unsafe {
             self.base.add(fresh as usize).read_volatile();
             libc::madvise(self.base.add(offset as usize).cast(), HUGE_BYTES as usize, COLLAPSE) == 0

@@ -23,14 +23,15 @@ pub struct Snapshot {
     pub pages: u32,
     /// Length of the file as the ranks see it.
     pub size: u64,
-    /// errno value of a failed write without a waiting rank; 0: none.
+    /// errno value of a failed write for which no rank waited; 0 means none.
     pub late_error: i32,
     /// Sums over all ranks, in the order of [`NAMES`].
     pub counters: [u64; NAMES.len()],
 }
 
 impl Snapshot {
-    /// Reads a cache of `length` bytes that begins with this header; `read` fetches more of it. `None`: it is none.
+    /// Reads a cache of `length` bytes that begins with this header; `read` fetches further parts of it. `None`: the
+    /// memory is no cache.
     pub fn read(header: &[u8], length: u64, read: impl Fn(&mut [u8], u64) -> bool) -> Option<Snapshot> {
         let u32_at = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_ne_bytes(header.get(at..at + 8)?.try_into().ok()?));

@@ -2,8 +2,8 @@
 //!
 //! Owns the order of these messages. The rank that writes has a connection to each leader, so it sends the messages
 //! itself, while it holds the page exclusively at its node. There it waits for the calls that read the copy. A copy
-//! waits only for pages with higher numbers, of which the writer has locked none yet: in the order of locks a copy
-//! comes after its page and before the next page, so there is no circle of waits.
+//! waits only for pages with higher numbers, of which the writer has locked none yet: in the lock order a copy comes
+//! after its page and before the next page, so no cycle of waits is possible.
 
 use super::Team;
 use super::message::Kind;
@@ -11,7 +11,8 @@ use crate::error::Outcome;
 use crate::file::migrate::Stop;
 
 impl Team {
-    /// This job's nodes keep copies of pages of other nodes that they read again, or not; as for `join_nodes`.
+    /// Sets whether this job's nodes keep copies of pages of other nodes that they read again; called as for
+    /// `join_nodes`.
     pub fn keep_copies(&self, on: bool) {
         self.local.keep_copies(on);
     }

@@ -1,7 +1,7 @@
 //! Pages that move to another node or are copied there, as a part of a reply.
 //!
-//! Owns their form: for each page a range with its number and its place (0: a copy), one with the numbers of its valid
-//! and of its dirty ranges, and these ranges; behind the data of the reply the bytes of the valid ones.
+//! Owns the format. For each page it has a range with the page's number and place (0: a copy), a range with the numbers
+//! of its valid and of its dirty ranges, and then these ranges. Behind the data of the reply come the valid bytes.
 
 use super::message::MAX_EXTENTS;
 use crate::error::{Error, Outcome};
@@ -16,7 +16,7 @@ pub const SPANS_MAX: usize = MAX_EXTENTS / 4;
 /// Most pages of one reply.
 const PAGES_MAX: usize = MAX_EXTENTS / 4;
 
-/// Puts pages behind what a reply has.
+/// Appends pages to the content of a reply.
 pub fn encode(pages: &[Handover], extents: &mut Vec<Extent>, data: &mut Vec<u8>) {
     debug_assert!(pages.len() <= PAGES_MAX);
     for page in pages {
@@ -28,7 +28,7 @@ pub fn encode(pages: &[Handover], extents: &mut Vec<Extent>, data: &mut Vec<u8>)
     }
 }
 
-/// Reads the pages of a reply; what is none is an error.
+/// Reads the pages of a reply; bytes that are no page are an error.
 pub fn decode(mut extents: &[Extent], mut data: &[u8]) -> Outcome<Vec<Handover>> {
     let strange = Error::Os { doing: "understand another node", errno: libc::EPROTO };
     let mut pages = Vec::new();

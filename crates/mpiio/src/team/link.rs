@@ -1,7 +1,7 @@
 //! A connection between a rank and the leader of another node: the seam between the exchange and the network.
 //!
 //! Owns the trait and its production form, a TCP connection. The tests' form (`tests/model/nodes.rs`) delivers a
-//! message when a scheduler says so. Messages of one connection come in the order in which they were sent.
+//! message when a scheduler says so. Messages of one connection arrive in the order in which they were sent.
 
 use super::message::{Kind, Message, receive, send};
 use crate::error::Outcome;

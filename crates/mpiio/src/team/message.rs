@@ -26,7 +26,7 @@ pub const MAX_EXTENTS: usize = 1 << 16;
 /// Most bytes of one message: a run of the largest flush size and a page of the largest size.
 pub const MAX_DATA: usize = 2 << 30;
 
-/// The number of a step that is the whole call: its locks go before the reply, and no `Release` follows.
+/// The number of a step that is the whole call: its locks are released before the reply, and no `Release` follows.
 pub const WHOLE_CALL: u64 = 1;
 
 /// The kind of a message.
@@ -39,7 +39,7 @@ pub enum Kind {
     Write,
     /// A step of a read, or all of it; the reply has the data.
     Read,
-    /// The call is over: its locks go. Has no reply.
+    /// The call is over: its locks go. It has no reply.
     Release,
     /// Drops the clean pages of the proxy.
     DropClean,
@@ -51,21 +51,21 @@ pub enum Kind {
     Grow,
     /// Adds to the shared pointer.
     PointerAdd,
-    /// Sets it.
+    /// Sets the shared pointer.
     PointerSet,
     /// Reads the shared pointer.
     Pointer,
     /// The counters of the proxy, as data.
     Stats,
-    /// The rank closes the file. Has no reply.
+    /// The rank closes the file. It has no reply.
     Bye,
     /// The answer to a request.
     Reply,
     /// Writes all dirty bytes of the node; with number 1 it also makes them stable and drops clean pages.
     Settle,
-    /// The file has this length from now on.
+    /// From now on the file has this length.
     AgreeSize,
-    /// The rank has these of the pages that a reply handed over, as offsets. Has no reply. Follows such a reply.
+    /// The rank has taken over these pages of a reply, given as offsets. It has no reply. Follows such a reply.
     Taken,
     /// 1: no page moves from this node any more; 0: that ends.
     Still,
@@ -73,12 +73,12 @@ pub enum Kind {
     Alive,
     /// Drops the copy that this node has of a page of another one: the number.
     DropCopy,
-    /// No node has a copy of this page any more, which the call has locked alone. Has no reply.
+    /// No node has a copy any more of this page, which the call has locked exclusively. It has no reply.
     Recalled,
 }
 
 impl Kind {
-    /// Whether a reply follows.
+    /// Returns whether a reply follows.
     pub fn has_reply(self) -> bool {
         !matches!(self, Kind::Release | Kind::Taken | Kind::Recalled | Kind::Bye)
     }
@@ -108,7 +108,7 @@ const KINDS: [Kind; 21] = [
     Kind::Recalled,
 ];
 
-/// A message as it came.
+/// A message in the form in which it was received.
 #[derive(Debug)]
 pub struct Message {
     /// The kind of the message.
@@ -171,7 +171,7 @@ fn read_head(head: &[u8; HEAD_BYTES]) -> Outcome<Head> {
     }
 }
 
-/// How long the message is that begins with these bytes, which have all of its head.
+/// Returns how long the message is that begins with these bytes, which have all of its head.
 pub fn length(bytes: &[u8]) -> Outcome<usize> {
     let whole = bytes.first_chunk().ok_or(Error::Os { doing: "understand another node", errno: libc::EPROTO })?;
     let head = read_head(whole)?;
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     /// Goal: messages arrive as they were sent, and foreign bytes are refused without a panic or a huge allocation.
-    /// Method: a round trip, then every byte of it changed and every length of it.
+    /// Method: a round trip; then every byte of the message is changed, and every length is tried.
     #[test]
     fn messages_survive_and_others_are_refused() {
         let extents = [Extent { offset: 5, length: 3 }, Extent { offset: u64::MAX, length: 0 }];

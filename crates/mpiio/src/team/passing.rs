@@ -2,14 +2,14 @@
 //!
 //! Owns both ends of such a connection, how a message of the exchange is divided into messages of the library, and the
 //! thread of a leader that receives messages and passes them to the thread of each rank (`server::serve`). Does not own
-//! the library: that is behind `Passing`, since the cache does not depend on MPI.
+//! the library: it is behind `Passing`, since the cache does not depend on MPI.
 //!
 //! No rank spins: a waiting rank polls, with longer pauses the longer it has received nothing. The system does not
-//! report the end of such a connection, so a rank that receives nothing sends a question. A rank that waits for its
-//! answer asks whether the leader is still there. A leader that receives nothing from a rank asks the leader of that
-//! rank's node, which sees in its shared memory whether the rank has ended.
+//! report the end of such a connection, so a rank that receives nothing sends a question. A rank that waits for an
+//! answer asks whether the leader still runs. A leader that receives nothing from a rank asks the leader of that rank's
+//! node, which sees in its shared memory whether the rank has ended.
 //!
-//! Bounds: a rank has one request under way, and a few messages that need no reply behind it, so queues hold a few
+//! Bounds: a rank has one request under way, followed by a few messages that need no reply, so queues hold a few
 //! messages.
 
 use super::link::Link;
@@ -24,23 +24,24 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
-/// Tag of what a rank sends to a leader.
+/// The tag of the messages that a rank sends to a leader.
 const TO_LEADER: i32 = 1;
 
 /// Tag of replies.
 const REPLY: i32 = 2;
 
-/// Tag of questions whether a process is there. Several threads of a process send them, so these messages have one
+/// Tag of questions whether a process still runs. Several threads of a process send them, so these messages have one
 /// piece each and do not get between the pieces of others.
 const QUESTION: i32 = 3;
 
-/// Tag of the answer to a rank that asked whether the leader is there; those to leaders follow it.
+/// Tag of the answer to a rank that asked whether the leader still runs; the tags of answers to leaders follow it.
 const ALIVE: i32 = 4;
 
 /// The number of tags for answers to leaders: MPI promises 32,768 tags.
 const ALIVE_TAGS: i32 = 30_000;
 
-/// The number of a good-bye of a rank that has lost the connection. A leader that has lost a rank says good-bye, too.
+/// The number of a good-bye of a rank that has lost the connection. A leader that has lost a rank sends it a good-bye,
+/// too.
 const BROKEN: u64 = 1;
 
 /// Longest message of the library; counts of MPI are ints.
@@ -58,13 +59,13 @@ const PAUSE_LEADER: Duration = Duration::from_millis(10);
 /// The interval at which a leader checks for questions, which can wait.
 const QUESTIONS_LOOK: Duration = Duration::from_millis(50);
 
-/// A pause is this part of the time since something came.
+/// A pause is this part of the time since the last message arrived.
 const PAUSE_PART: u32 = 8;
 
 /// How long the last end of a connection waits for an answer that is on its way and of no interest any more.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// After how long a silent process is asked, and after how long it counts as ended.
+/// After how long a silent process is probed, and after how long it counts as ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence {
     /// A peer that is silent for this long is asked whether it lives.
@@ -79,7 +80,8 @@ pub const SILENCE: Silence = Silence { ask: Duration::from_secs(10), gone: Durat
 /// A library that passes messages between numbered ranks. Messages from one rank with one tag arrive in the order in
 /// which they were sent.
 pub trait Passing: Send + Sync {
-    /// Whether a message is there, from this rank or from anybody: from whom, and its bytes. Returns at once.
+    /// Returns whether a message is there, from this rank or from anybody: from whom, and its bytes. The function
+    /// returns at once.
     fn probe(&self, from: Option<i32>, tag: i32) -> Outcome<Option<(i32, usize)>>;
     /// Receives a message that `probe` has shown.
     fn receive(&self, from: i32, tag: i32, into: &mut [u8]) -> Outcome;
@@ -121,7 +123,7 @@ fn gone(errno: i32) -> Error {
     Error::Os { doing: "talk to another node", errno }
 }
 
-/// How long to pause before the next look.
+/// Returns how long to pause before the next look.
 fn pause(since: Instant, most: Duration) -> Duration {
     (since.elapsed() / PAUSE_PART).clamp(PAUSE_LEAST, most)
 }
@@ -144,7 +146,7 @@ fn post(
     data.chunks(PIECE_BYTES).try_for_each(|piece| passing.send(to, tag, piece))
 }
 
-/// A message of which not all pieces have come.
+/// A message of which some pieces have not come yet.
 #[derive(Default)]
 struct Assembly {
     bytes: Vec<u8>,
@@ -219,8 +221,8 @@ pub struct ToLeader {
 }
 
 impl ToLeader {
-    /// A connection with a leader that has accepted us: `numbers` are our proxy rank there and the leader's nonce,
-    /// `place` is our node and our rank in it.
+    /// A connection with a leader that has accepted this process: `numbers` are our proxy rank there and the leader's
+    /// nonce, `place` is our node and our rank in it.
     pub fn greet(
         passing: Arc<dyn Passing>,
         leader: i32,
@@ -264,7 +266,8 @@ impl ToLeader {
         }
     }
 
-    /// After an error the connection is at its end. The leader may be there, with locks in our name, so it is notified.
+    /// After an error the connection cannot be used any more. The leader may be there, with locks in our name, so it is
+    /// notified.
     fn remember<T>(&mut self, result: Outcome<T>) -> Outcome<T> {
         if let Err(error) = &result
             && self.ended.is_none()
@@ -300,7 +303,7 @@ impl Link for ToLeader {
 
 impl Drop for ToLeader {
     fn drop(&mut self) {
-        // A connection of sockets ends when it is dropped; so does this one.
+        // A connection over sockets ends when it is dropped, and so does this one.
         let _ = self.send(Kind::Bye, (0, 0), &[], &[]);
     }
 }
@@ -308,7 +311,7 @@ impl Drop for ToLeader {
 /// The end of a leader: a connection with a rank of another node.
 struct ToRank {
     rank: i32,
-    /// Its rank in its own node.
+    /// The rank's number in its own node.
     local: u64,
     silence: Silence,
     inbox: Receiver<Message>,
@@ -372,7 +375,7 @@ pub struct Serving {
     pub lives: Box<dyn Fn(u64) -> bool + Send>,
     /// The rank of the library that leads each node.
     pub leaders: Vec<i32>,
-    /// When a rank is asked for.
+    /// After how long a silence a rank is probed.
     pub silence: Silence,
 }
 
@@ -407,7 +410,7 @@ impl Drop for Dispatcher {
     }
 }
 
-/// Where the pieces of a rank are reassembled, and where its messages are passed.
+/// The buffers in which the pieces of a rank are reassembled, and through which its messages are passed.
 #[derive(Default)]
 struct Client {
     assembly: Assembly,
@@ -456,7 +459,7 @@ impl Desk {
         }
     }
 
-    /// Takes a piece; a rank of which that does not work is gone.
+    /// Takes a piece; if that fails, the rank that sent it counts as gone.
     fn take(&mut self, from: i32, bytes: usize) {
         let client = self.clients.entry(from).or_default();
         match client.assembly.take(&*self.passing, (from, TO_LEADER), bytes) {
@@ -490,7 +493,7 @@ impl Desk {
     fn admit(&mut self, from: i32, hello: &Message) {
         let started = self.start(from, hello);
         let errno = started.as_ref().err().map_or(0, |e| e.errno());
-        // Answered before the thread runs, so that its replies come behind.
+        // This is answered before the thread runs, so that the thread's replies come later.
         let sent = post(&*self.passing, (from, REPLY), Kind::Reply, (errno as u64, 0), &[], &[]);
         if let (Ok(inbox), Ok(())) = (started, sent) {
             self.clients.entry(from).or_default().inbox = Some(inbox);

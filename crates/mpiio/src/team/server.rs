@@ -1,4 +1,4 @@
-//! The leader's side: serves the ranks of other nodes, each by a thread that waits in `read` and spins never.
+//! The leader's side: serves the ranks of other nodes, each by a thread that waits in `read` and never polls.
 //!
 //! Owns the listener and the proxies. A proxy is a rank of the node's shared memory that executes the requests of a
 //! rank of another node, so it takes the same locks as the other ranks. When a connection breaks while the proxy holds
@@ -137,8 +137,8 @@ struct Answer {
     data: Vec<u8>,
 }
 
-/// The end of a step of which `done` bytes were done: returns the pages that move. It releases all locks but theirs if
-/// the step is the whole call and nothing of the step remains.
+/// The end of a step of which `done` bytes were done: returns the pages that move. If the step is the whole call and
+/// all of it was done, all locks but those of the leaving pages are released.
 fn end_step(proxy: &mut CachedFile, message: &Message, wanted: u64, done: u64, data: Vec<u8>) -> Outcome<Answer> {
     let mut answer = Answer { number: done, extents: Vec::new(), data };
     let whole = message.number == WHOLE_CALL && done == wanted;

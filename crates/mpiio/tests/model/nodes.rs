@@ -32,7 +32,7 @@ enum Planted {
     PageLost,
     /// A page arrives as if nothing of it had to be written.
     DirtyLost,
-    /// The giver keeps a page that the taker has, too.
+    /// The old node keeps a page that the new node also has.
     TwoHolders,
     /// The giver learns of the hand-over behind the next request.
     LateTaken,
@@ -46,8 +46,8 @@ enum Planted {
     CopyLate,
 }
 
-/// After how many references in a row pages move; 0: never. Whether nodes keep copies of what they read. How much
-/// busier than another node a node is when it gives pages to that node; with 0 it gives none.
+/// After how many references in a row pages move; 0: never. Whether nodes keep copies of the pages that they read. How
+/// much more load than another node a node must have before it gives pages to that node; with 0 it gives none.
 #[derive(Clone, Copy, Debug)]
 struct Paging {
     references: u32,
@@ -224,7 +224,7 @@ fn place_in_node(of_node: &[usize], rank: usize) -> (u32, u32, usize) {
     (at as u32, of_node[node] as u32, node)
 }
 
-/// Everything that had been written when it began is in the file now, unless it was written again.
+/// Everything that had been written when the sync began is in the file now, unless it was written again.
 fn settle(team: &mut Team, scheduler: &Scheduler, backend: &MemoryFile, stable: bool) {
     let before = scheduler.locked().writes;
     team.settle_alone(stable).unwrap();
@@ -245,7 +245,7 @@ fn settle(team: &mut Team, scheduler: &Scheduler, backend: &MemoryFile, stable: 
 
 fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool, backend: &MemoryFile) {
     let scheduler = pace.scheduler();
-    // Some ranks read far more than they write, so that what they read is copied.
+    // Some ranks read far more than they write, so that the pages that they read are copied.
     let kinds = match (readable, random.below(2)) {
         (false, _) => 8,
         (true, 0) => 13,
@@ -253,7 +253,7 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
     };
     let mut extents = random_extents(random, FILE_BYTES);
     for _ in 0..10 {
-        // Programs come back to where they were, or continue behind it.
+        // Programs return to their earlier place, or continue behind it.
         match random.below(4) {
             0 => extents = random_extents(random, FILE_BYTES),
             1 => go_on(&mut extents, FILE_BYTES),
@@ -280,7 +280,7 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
     }
 }
 
-/// The file is what the calls have made of it.
+/// Compares the file with the contents that the calls should have made.
 fn check_file(backend: &MemoryFile, scheduler: &Scheduler, seed: u64) {
     let (file, model) = (backend.bytes(), scheduler.locked().model.clone());
     let wrong = file.iter().zip(&model).position(|(a, b)| a != b);
@@ -430,8 +430,8 @@ fn balanced_nodes_agree_with_an_array_of_bytes() {
 /// nodes.
 #[test]
 fn planted_mistakes_are_found() {
-    // Only the message of a check counts; the reports of the threads that fail are shown, not those that follow from
-    // them.
+    // Only the message of a check counts: the reports of threads that fail themselves are shown, not those of threads
+    // that fail as a consequence.
     let mut missed = Vec::new();
     for (planted, balance) in [
         (Planted::PageLost, 0),

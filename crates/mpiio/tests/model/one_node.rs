@@ -439,7 +439,8 @@ fn columns_of_small_pieces_fill_pages() {
 }
 
 /// One rank's part of collective writes and reads of pieces of 4 bytes, a slot for each rank, with as many bytes from
-/// one slot of a rank to the next one. In rounds as the shim does it, or each rank its own way.
+/// one slot of a rank to the next one. Either in rounds, as the shim does it, or with each rank independent of the
+/// others.
 fn small_pieces(file: &mut CachedFile, meeting: &Meeting, rank: u64, stride: u64, in_rounds: bool) {
     let page = u64::from(file.memory().geometry().page_bytes);
     let meet = || {
@@ -604,7 +605,7 @@ fn long_reads_are_left_to_a_cache_below() {
     assert_eq!((files[0].stats().fs_reads, files[0].stats().fills), (7, 2), "a page with a short range is cached");
 }
 
-/// Goal: the thread runs its checks, also while its rank waits for it, and ends at once when it is told to. Method: a
+/// Goal: the thread makes its checks, even while its rank waits for it, and ends at once when it has to. Method: a
 /// thread that acts as rank 0, whose writes appear in the file below without a flush.
 #[test]
 fn a_thread_looks_for_idle_runs() {
@@ -710,8 +711,8 @@ fn an_eviction_asks_for_no_metadata() {
     assert!([20, 4, 5].iter().all(|page| backend.bytes()[page * 16..][..16] == [*page as u8; 16]));
 }
 
-/// Goal: a sync that has failed is not called a success later: the system may have dropped what it could not write.
-/// Method: a sync fails once; the file is written and synced again.
+/// Goal: a sync that has failed is not called a success later: the system may have dropped the bytes that it could not
+/// write. Method: a sync fails once; then the file is written and synced again.
 #[test]
 fn a_failed_sync_stays() {
     let backend = MemoryFile::default();

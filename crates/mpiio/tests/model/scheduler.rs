@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// The present call of a rank and, once it has committed, the result that it should have.
+/// The present call of a rank and, once it has committed, the result that it should return.
 #[derive(Clone, Default)]
 pub struct Call {
     pub extents: Vec<Extent>,
@@ -242,7 +242,7 @@ impl Pace for ActorPace {
             call.expected = Some(expected);
             return;
         };
-        // A call over several nodes says it once more, when it gives the last lock back.
+        // A call over several nodes reports this once more, when it releases the last lock.
         if call.expected.is_some() {
             return;
         }

@@ -1,7 +1,7 @@
-//! The order of steps: a step waits for those that it followed on the same name, node, open file or bytes.
+//! The order of steps: a step waits for the steps that it followed on the same name, node, open file or bytes.
 //!
 //! While a step is planned, each object that it touches adds the steps that touched it before; `take` returns those of
-//! them for which its thread must wait. A thread's own steps are in order anyway. A thread that begins waits for the
+//! them for which its thread must wait. The steps of one thread are in order anyway. A thread that begins waits for the
 //! last step that had ended by then, since some thread must have started it.
 
 use crate::plan::places::{NodeId, Place, Slot};
@@ -43,7 +43,7 @@ struct Range {
     writes: bool,
 }
 
-/// Most reads of a range that a later write waits for.
+/// Most reads of a range for which a later write waits.
 const READS_MAX: usize = 64;
 
 #[derive(Default)]
@@ -55,10 +55,10 @@ pub(super) struct Order {
     /// The last change of a name, and the steps that have used it since.
     changes: BTreeMap<Place, At>,
     uses: BTreeMap<Place, Touched>,
-    /// The step that made or renamed a node last, and the steps that have used it since.
+    /// The step that last made or renamed a node, and the steps that have used the node since.
     made: BTreeMap<NodeId, At>,
     node_uses: BTreeMap<NodeId, Touched>,
-    /// The step that opened it, and the steps that have used it.
+    /// The step that opened the file, and the steps that have used it.
     slots: BTreeMap<Slot, (At, Touched)>,
     /// Last steps of all threads, and the last one to end, by its end.
     last: Touched,
@@ -85,7 +85,7 @@ impl Order {
         touched.0.iter().for_each(|(thread, n)| self.want((*thread, *n)));
     }
 
-    /// Makes the step wait for the open of this file. Those who use it beside each other do not wait for each other.
+    /// Makes the step wait for the open of this file. Steps that use it at the same time do not wait for each other.
     pub(super) fn uses_slot(&mut self, slot: Slot) {
         if let Some((opened, _)) = self.slots.get(&slot) {
             let opened = *opened;
@@ -120,7 +120,7 @@ impl Order {
         self.ranges.push(Range { node, from, to, writes: true });
     }
 
-    /// Whether all of a range was written by a step that is planned.
+    /// Returns whether all of a range was written by a step that is planned.
     pub(super) fn is_written(&mut self, node: NodeId, from: u64, to: u64) -> bool {
         let mut all = true;
         self.bytes.entry(node).or_default().visit(from, to, |_, bytes| all &= bytes.write.is_some());
@@ -178,7 +178,7 @@ impl Order {
         self.is_barrier = true;
     }
 
-    /// What the step waits for, for a step of `thread`.
+    /// The steps for which a step of `thread` has to wait.
     pub(super) fn take(&mut self, thread: usize, is_first: bool) -> Vec<At> {
         if let Some(barrier) = self.barrier {
             self.want(barrier);
@@ -199,11 +199,11 @@ impl Order {
         self.wanted.iter().filter(|(t, _)| **t != thread).map(|(t, n)| (*t, *n)).collect()
     }
 
-    /// The step that was planned is this one.
+    /// The number of the step that was planned.
     pub(super) fn added(&mut self, at: At, end_ns: u64) {
         self.last.add(at);
         self.ended.insert(end_ns, at);
-        // A thread that begins wants the last one alone.
+        // A thread that begins waits only for the last step.
         while self.ended.len() > 4096 {
             self.ended.pop_first();
         }

@@ -5,7 +5,7 @@ use crate::run::{Options, make, replay};
 use amphi_trace::Trace;
 use std::sync::Arc;
 
-/// A trace that is put together call by call, each of 10 ns, one behind the other.
+/// A trace that is built call by call; each call takes 10 ns and follows the previous one.
 #[derive(Default)]
 struct Story(Trace);
 
@@ -54,8 +54,8 @@ impl Story {
     }
 }
 
-/// Goal: threads that pass names, open files and bytes to each other do so in the replay as well. Method: each step by
-/// another thread, with nothing but these to order them.
+/// Goal: threads that pass names, open files and bytes to each other do so in the replay as well. Method: each step is
+/// made by another thread, and only these rules order them.
 #[test]
 fn threads_wait_for_each_other() {
     let mut story = Story::default();

@@ -1,4 +1,4 @@
-//! A server that is not the master: how it joins the cluster, and how it keeps the same state as the master.
+//! A server that is not the master: how it joins the cluster, and how it keeps its state equal to the master's.
 //!
 //! Owns: requesting numbers for new targets, joining the cluster, beats, comparing sessions with the master's. Does not
 //! own: the master's answers, the consequences of its silence (`master_lease`).
@@ -27,7 +27,7 @@ use std::io::ErrorKind;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Pause before the master is tried again.
+/// Pause before the next attempt to reach the master.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// The most time that one attempt to join may take. During it the master tries the addresses of a new server.
 const ATTEMPT: Duration = Duration::from_secs(20);
@@ -45,13 +45,13 @@ pub(crate) struct Heard {
     ended: Vec<Begun>,
 }
 
-/// Why the master did not take a server in.
+/// The reason why the master did not admit a server.
 pub(crate) enum Trouble {
     /// The refusal is final.
     Refused(String),
     /// The master does not take the server in now; a later request may succeed.
     Later(String),
-    /// Another process speaks for the server.
+    /// Another process acts as this server.
     Taken(String),
 }
 
@@ -98,7 +98,7 @@ async fn ask_master<E: Env>(
         let why = match ask_once(env, config, op.clone()).await {
             Ok(Reply::Refused(line)) | Err(Trouble::Refused(line)) => return Err(refused(line)),
             Ok(Reply::Map(map)) => {
-                // That server is not the master, but it knows the master.
+                // The server that answered is not the master, but it knows the master.
                 let before = std::mem::take(&mut named);
                 named = map.servers.into_iter().next().map(|m| m.addrs).unwrap_or_default();
                 if named != before {
@@ -198,8 +198,8 @@ impl<E: Env> Cluster<E> {
         self.worker.tell(keeper, TargetRequest::PutMap(Box::new(self.map()))).await
     }
 
-    /// Takes the sessions that the zones remember, and compares them with the master's if it was there. Returns the
-    /// number of what they were compared with.
+    /// Takes over the sessions that the zones remember, and compares them with the master's if the master has answered.
+    /// Returns the number of the list with which they were compared.
     pub(crate) async fn remember(self: &Rc<Self>, reports: &[OpenReport], joined: bool) -> Result<Option<u64>> {
         for (id, record) in reports.iter().flat_map(|h| h.sessions.iter()) {
             self.as_follower.remember(*id, record.clone());
@@ -240,7 +240,7 @@ impl<E: Env> Cluster<E> {
         self.map().servers.first().map(|s| s.id).ok_or(Errno::Stale)
     }
 
-    /// Stays in step with the master, as long as the server runs.
+    /// Keeps the state equal to the master's, as long as the server runs.
     pub(crate) fn keep_step(self: &Rc<Self>, mut joined: bool, version: Option<u64>) {
         let weak = Rc::downgrade(self);
         let env = self.worker.env.clone();
@@ -379,7 +379,7 @@ impl<E: Env> Cluster<E> {
             self.land((session, start)).await?;
         }
         if !self.as_follower.knows((session, record.start)) {
-            // The id of the session is not used again while an earlier session with it has a change under way.
+            // The id of the session is not used again while a change of an earlier session with this id is under way.
             self.manager()?.idle(session).await;
         }
         let _turn = self.as_follower.changing.take().await;
@@ -427,7 +427,8 @@ impl<E: Env> Cluster<E> {
         self.as_follower.knows(session)
     }
 
-    /// Releases what a stopped session holds on this server. `stopped`: its client is known to use nothing any more.
+    /// Releases the locks and opens of a stopped session on this server. `stopped`: its client is known to use nothing
+    /// any more.
     pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerReply> {
         self.note_ended(ended);
         self.land(ended).await?;
@@ -435,7 +436,7 @@ impl<E: Env> Cluster<E> {
         let is_known = self.is_known(ended);
         self.forget_targets(ended, stopped).await?;
         if stopped && !is_known && self.as_follower.begin_of(ended.0).is_none() {
-            // The list of existing sessions came first, and it does not say how a session has ended.
+            // The list of existing sessions arrived first, and it does not say how a session has ended.
             for target in self.worker.routes.local() {
                 self.worker.tell(*target, TargetRequest::SessionUsesNothing(ended.0)).await?;
             }
@@ -444,7 +445,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Returns when no request of an ended session is executed any more, and none is under way, as in `end_everywhere`.
-    /// This may wait for other servers, so no other operation may wait for a caller that waits here.
+    /// This may wait for other servers, so no operation for which other servers wait may wait for this.
     async fn land(&self, ended: Begun) -> Result<()> {
         if self.is_known(ended) {
             for target in self.worker.routes.local() {
@@ -457,14 +458,14 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// The caller has the turn, and has let the session land before.
+    /// The caller has the turn, and all changes of the session have ended before.
     async fn forget_targets(&self, ended: Begun, stopped: bool) -> Result<()> {
         if !self.is_known(ended) {
             return Ok(());
         }
         self.land(ended).await?;
         for target in self.worker.routes.local() {
-            // A target whose disk has failed must not keep the others from going on.
+            // A target whose disk has failed must not prevent the others from continuing.
             if let Err(e) = self.worker.tell(*target, TargetRequest::SessionForget(ended.0, stopped)).await {
                 tracing::error!("target {}: what an ended session has there cannot be forgotten: {e}", target.0);
             }
@@ -476,8 +477,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Lets a mount in whose session is known here or to the master. Whether it is the session of its last connection
-    /// to this server. The same session may have ended and begun again since.
+    /// Lets a mount in whose session is known here or to the master. Returns whether it is the session of its last
+    /// connection to this server. The same session may have ended and begun again since.
     ///
     /// Errors: the reason why the mount is not admitted.
     pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {
@@ -487,7 +488,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// The begin of its session that an admitted mount gets (`Welcome::begun`).
+    /// The `Welcome::begun` that an admitted mount gets.
     pub(crate) fn begin_of(&self, session: SessionId) -> u64 {
         let begin = match self.is_master() {
             true => self.as_master.begin_of(session),
@@ -507,8 +508,8 @@ impl<E: Env> Cluster<E> {
         Ok(start(self))
     }
 
-    /// Returns when this server knows whether that begin of a session has ended, unless it may have begun since the
-    /// master was asked.
+    /// Returns when this server knows whether that session has ended, unless it may have begun again since the master
+    /// was asked.
     ///
     /// Errors: `Again` if the master cannot be asked.
     pub(crate) async fn hear_of(self: &Rc<Self>, session: Begun) -> Result<()> {
@@ -518,7 +519,7 @@ impl<E: Env> Cluster<E> {
         self.compare_sessions().await.map(drop).map_err(|_| Errno::Again)
     }
 
-    /// Learns of a session, and of every end before it.
+    /// Learns of a session, and of every session that ended before it began.
     async fn learn_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
         match self.compare_sessions().await {
             Ok(_) if self.as_follower.begin_of(session).is_some() => Ok(()),
@@ -556,8 +557,8 @@ impl<E: Env> Cluster<E> {
             // repeat it after a kill.
             let stopped = how == Eviction::Deaf;
             if how != Eviction::AfterPowerLoss {
-                // This runs in the background: it may wait for a server that is down, and the master has to be informed
-                // meanwhile.
+                // This runs in the background, because it may wait for a server that is down, while the master has to
+                // be informed.
                 let beside = cluster.clone();
                 cluster.worker.env.spawn(async move { beside.remove_here(ended, stopped).await });
             }

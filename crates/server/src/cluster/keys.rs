@@ -7,9 +7,9 @@
 //! server that misses this finds out by its next beat, whose answer contains the version. Each server stores a copy,
 //! since it may start while the master is away.
 //!
-//! Invariants: a server never returns to an earlier registry. If a master has an earlier one, because its zones are an
-//! old copy, it gets the later one. A server that has not compared its copy with the master since it started admits no
-//! client by a key, because the key may have been removed meanwhile.
+//! Invariants: a server never returns to an earlier registry. If a master has an older registry, because its zones are
+//! an old copy, it gets the newer one. A server that has not compared its copy with the master since it started admits
+//! no client by a key, because the key may have been removed meanwhile.
 
 use crate::cluster::peers::Cluster;
 use crate::membership::keys;
@@ -65,7 +65,7 @@ impl KeyBook {
         self.registry.borrow().keys.get(at).cloned()
     }
 
-    /// Whether it is known that no key was removed while this server was away.
+    /// Returns whether it is known that no key was removed while this server was away.
     pub(crate) fn is_compared(&self) -> bool {
         self.compared.get()
     }
@@ -108,7 +108,7 @@ impl<E: Env> Cluster<E> {
         self.worker.config.identity.as_ref().map(|identity| identity.trusting(trusted))
     }
 
-    /// `Request::Keys`: makes a change. When this returns, all servers whose beats arrive know it.
+    /// `Request::Keys`: makes a change. When this returns, all servers whose beats arrive have the change.
     ///
     /// Errors: why it is not made, for people.
     pub(crate) async fn change_keys(
@@ -147,7 +147,7 @@ impl<E: Env> Cluster<E> {
         Ok(self.keys.registry())
     }
 
-    /// Whether a tree is as an administrator describes it.
+    /// Returns whether a tree is as an administrator has described it.
     async fn check_tree(self: &Rc<Self>, tree: &Subtree) -> std::result::Result<(), String> {
         let path = tree.path.escape_debug();
         match self.worker.ask(tree.root.target(), TargetRequest::Facts(tree.root)).await {
@@ -159,7 +159,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Checks that the other servers have keys of their own. Otherwise the change would exclude them.
+    /// Checks that the other servers have keys of their own. Otherwise the change would exclude these servers.
     fn check_servers_have_keys(&self) -> std::result::Result<(), String> {
         let registry = self.keys.registry();
         let have = registry.keys.iter().filter(|e| e.role == KeyRole::Server).count();
@@ -204,8 +204,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Whether a session, for which a client connects to a server that is not the master, began with the key of this
-    /// number. The master is asked once.
+    /// Returns whether a session, for which a client connects to a server that is not the master, began with the key of
+    /// this number. The master is asked once.
     ///
     /// Errors: the session belongs to another key, or the master cannot be reached.
     pub(crate) async fn check_owner(self: &Rc<Self>, session: SessionId, id: u64) -> std::result::Result<(), String> {

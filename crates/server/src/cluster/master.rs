@@ -24,12 +24,13 @@ use std::time::Duration;
 
 /// A server that is down for this long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
-/// How long the begin of a session waits for the answer of a server. A server that does not answer learns of the
+/// How long the beginning of a session waits for the answer of a server. A server that does not answer learns of the
 /// session later.
 const HEARING: Duration = Duration::from_secs(1);
 /// Pause before the addresses of a new server are tried again.
 const REACH_AGAIN: Duration = Duration::from_millis(500);
-/// How long the end of a session waits for a server whose beats are missing. This is less than a new mount waits.
+/// How long the end of a session waits for a server whose beats are missing. This is shorter than the time for which a
+/// new mount waits.
 const UNHEARD: Duration = Duration::from_secs(3);
 /// How long the numbers of new targets are reserved for the server that requested them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
@@ -53,7 +54,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// `Request::Join`. A request without targets requests the numbers of new ones, which are assigned only when the
+    /// `Request::Join`. A request without targets asks for the numbers of new targets, which are assigned only when the
     /// server joins with them.
     pub(crate) async fn join(
         self: &Rc<Self>,
@@ -123,7 +124,8 @@ impl<E: Env> Cluster<E> {
         Ok(Reply::Joined { map: self.map(), new_targets: Vec::new() })
     }
 
-    /// Others will use the addresses that a new server names. A connection that fails may be an accident.
+    /// Checks the addresses that a new server names, because others will use them. A connection that fails may be an
+    /// accident.
     async fn check_reachable(&self, server: &ServerInfo) -> std::result::Result<(), String> {
         let env = &self.worker.env;
         let until = env.now() + PATIENCE;
@@ -153,7 +155,7 @@ impl<E: Env> Cluster<E> {
         self.as_master.silent(server, self.worker.now_ns())
     }
 
-    /// Whether a beat of the server arrived recently.
+    /// Returns whether a beat of the server arrived recently.
     pub(crate) fn is_up(&self, server: u64) -> bool {
         self.as_master.has_heard(server) && self.silent(server) < DOWN_AFTER
     }
@@ -265,7 +267,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Releases what a stopped session holds on other servers.
+    /// Releases the locks and opens of a stopped session on other servers.
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
         let start = self.as_master.forget_begin(session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
@@ -292,7 +294,7 @@ impl<E: Env> Cluster<E> {
         .await;
     }
 
-    /// Sends a server the tunables that were set and that it may not have.
+    /// Sends a server the tunables that were set and that it may lack.
     async fn tune(self: &Rc<Self>, server: u64) -> Result<()> {
         let _turn = self.as_master.tuned.turns(server).take().await;
         let Some(portion) = self.as_master.tuned.missing(server) else { return Ok(()) };
@@ -337,7 +339,7 @@ impl<E: Env> Cluster<E> {
         map.servers.iter().cloned().map(one).collect()
     }
 
-    /// As long as the master runs, releases what is held for servers that have ended.
+    /// As long as the master runs, releases resources that are held for servers that have ended.
     pub(crate) fn watch_servers(self: &Rc<Self>) {
         let weak = Rc::downgrade(self);
         let env = self.worker.env.clone();

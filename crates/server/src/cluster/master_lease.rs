@@ -4,11 +4,11 @@
 //! long the master's last answer is valid (`membership::lease`), beats and sessions (`follower`), whether there is one
 //! mount (`sessions::company`, at the master).
 //!
-//! Targets of this server grant tokens unless three things hold: the master has said within `ALONE_LEASE` that the only
-//! mount knows that it is the only one; this server knows no other session; and no session that was cut off may still
-//! use what was granted on this server. So a server grants tokens from its start on. If a server is not informed of a
-//! second mount, it begins to grant tokens by itself before that mount is admitted. The master waits for the server's
-//! answer or for the end of this lease. Granting tokens to a sole mount costs only messages.
+//! Targets of this server grant tokens unless three conditions hold: the master has said within `ALONE_LEASE` that the
+//! only mount knows that it is the only one; this server has no other session; and no session that was cut off may
+//! still use tokens that were granted on this server. So a server grants tokens from its start on. If a server is not
+//! informed of a second mount, it begins to grant tokens by itself before that mount is admitted. The master waits for
+//! the server's answer or for the end of this lease. Granting tokens to a sole mount costs only messages.
 //!
 //! Several mounts are served for `WITHOUT_MASTER` after the last message from the master, because the master may have
 //! ended one of their sessions. A mount that is the only one on this server is served without a limit, because it can
@@ -32,7 +32,8 @@ const WITHOUT_MASTER: Duration = Duration::from_secs(60);
 const IN_STEP: Duration = Duration::from_secs(4);
 
 impl<E: Env> Cluster<E> {
-    /// The targets grant tokens, before the first request is sent to them. `cut_off`: sessions were, a short time ago.
+    /// The targets begin to grant tokens before the first request is sent to them. `cut_off`: sessions were, a short
+    /// time ago.
     pub(crate) async fn begin_granting(&self, cut_off: bool) -> Result<()> {
         self.lease.hear(self.worker.now_ns());
         if cut_off {
@@ -82,7 +83,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// A beat that was sent at `sent_ns` has been answered, and sessions are as the master knows them. `alone`: the
-    /// number of the switch by which the only mount knows that it is.
+    /// number of the switch by which the only mount learnt that it is the only one.
     pub(crate) async fn in_step(self: &Rc<Self>, sent_ns: u64, alone: Option<u64>) -> Result<()> {
         self.heard_master(sent_ns)?;
         let _turn = self.as_follower.changing.take().await;
@@ -171,7 +172,7 @@ impl<E: Env> Cluster<E> {
                 }
                 for session in reclaim_pending.into_iter().filter(|s| !manager.is_connected(*s)) {
                     for target in cluster.worker.routes.local() {
-                        // A target that fails keeps what the session holds.
+                        // A target that fails keeps the locks of the session.
                         let _ = cluster.worker.tell(*target, TargetRequest::SessionAbsent(session)).await;
                     }
                 }
@@ -181,7 +182,7 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    /// Sessions of the earlier run that have not presented to every target what they hold.
+    /// Sessions of the earlier run that have not presented their state to every target.
     async fn reclaim_pending(self: &Rc<Self>) -> BTreeSet<SessionId> {
         let mut all = BTreeSet::new();
         for target in self.worker.routes.local() {

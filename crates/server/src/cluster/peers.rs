@@ -1,15 +1,16 @@
 //! `Cluster`: the other servers, as the worker with the connections sees them.
 //!
 //! Owns: the cluster map in force, sending requests to targets of other servers, and answering those of other servers.
-//! Does not own: which servers may join (`membership::map`), what the master does (`master`), what the other servers do
-//! (`follower`), what targets answer (`dispatch`). `links` has the connections to other servers, `membership::callers`
-//! the incoming ones, and `master_lease` does the work that depends on when the master's last message arrived.
+//! Does not own: which servers may join (`membership::map`), the work of the master (`master`), the work of the other
+//! servers (`follower`), the answers of targets (`dispatch`). `links` has the connections to other servers,
+//! `membership::callers` the incoming ones, and `master_lease` does the work that depends on when the master's last
+//! message arrived.
 //!
 //! A request to another server occupies a slot of a link, so requests that wait for names must leave slots for the
 //! requests that end this wait. So the normal lane is for requests that wait for names, and their number is bounded
-//! here. The urgent lane is for all others, which end by themselves. A request is executed once while its receiver runs
-//! (`membership::callers`). After a restart of the receiver it is sent again, and each of these requests may be
-//! repeated (`message::TargetRequest`).
+//! here. The urgent lane is for all other requests, which end by themselves. A request is executed once while its
+//! receiver runs (`membership::callers`). After a restart of the receiver it is sent again, and each of these requests
+//! may be repeated (`message::TargetRequest`).
 //!
 //! Bound: one link and one caller for each other server.
 
@@ -40,8 +41,8 @@ use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// Most requests of this server to one other server that wait for names there. Together with the promises of
-/// `OPERATIONS_MAX` operations and one wait for the lock on moving directories, these are fewer than the credits.
+/// Most requests to one other server that wait for names there. Together with the promises of `OPERATIONS_MAX`
+/// operations and one wait for the lock on moving directories, these are fewer than the credits.
 const WAITING_MAX: usize = 512;
 /// How long work that can be done without a server waits for the answer of that server.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -49,7 +50,7 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_LOOK: Duration = Duration::from_secs(1);
 /// The identity of this server.
 pub(crate) struct ServerIdentity {
-    /// The server, as the cluster map describes it.
+    /// The entry of the server in the cluster map.
     pub(crate) info: RefCell<ServerInfo>,
     /// Number of the cluster.
     pub(crate) cluster: u64,
@@ -94,7 +95,7 @@ impl<E: Env> Peers for Cluster<E> {
 }
 
 impl<E: Env> Cluster<E> {
-    /// The cluster as a server knows it when it comes up.
+    /// The cluster as a server knows it when it starts.
     pub fn new(worker: Rc<Worker<E>>, me: ServerInfo, map: ClusterMap, connections: Rc<Connections>) -> Rc<Cluster<E>> {
         let boot = worker.env.rand() | 1;
         worker.routes.follow(map.pool(), map.epoch);
@@ -130,7 +131,7 @@ impl<E: Env> Cluster<E> {
         self.map.borrow().clone()
     }
 
-    /// Whether this server is the master.
+    /// Returns whether this server is the master.
     pub fn is_master(&self) -> bool {
         self.worker.routes.is_local(TargetId(0))
     }
@@ -216,7 +217,9 @@ impl<E: Env> Cluster<E> {
             TargetRequest::Place(..)
             | TargetRequest::View { asker: Some(_), .. }
             | TargetRequest::Open { .. }
-            | TargetRequest::Ancestors { .. } => {
+            | TargetRequest::Ancestors { .. }
+            // This one waits for the disk, and many files may be closed at once.
+            | TargetRequest::Secured(_) => {
                 let turns =
                     self.asking.names.borrow_mut().entry(server).or_insert_with(|| Turns::new(WAITING_MAX)).clone();
                 (Lane::Normal, Some(turns.take().await))
@@ -269,7 +272,7 @@ impl<E: Env> Cluster<E> {
         self.question_on(lane, false, server, question).await
     }
 
-    /// As `ask_on`, for as long as it takes to reach the other server again.
+    /// Works as `ask_on`, but waits until the other server can be reached again.
     async fn insist_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerRequest) -> Result<PeerReply> {
         self.question_on(lane, true, server, question).await
     }
@@ -375,7 +378,7 @@ impl<E: Env> Cluster<E> {
             TargetRequest::MoveUnlock(number) => self.callers.unlocked(ticket, number),
             // A session may have begun while this server was away. A session that has ended cannot open anything.
             TargetRequest::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
-            // A session that has ended cannot cut anything either.
+            // A session that has ended cannot truncate anything either.
             TargetRequest::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
             // A late request of a session that has ended must not create again what is being removed here.
             TargetRequest::Destroy(_) if !self.is_master() => self.be_in_step().await?,

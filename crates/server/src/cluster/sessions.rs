@@ -6,8 +6,8 @@
 //!
 //! A session is logged on every target before its client is welcomed. A session's begin is recorded on target 0 last,
 //! and its end there first. So after a crash in between, sessions that target 0 does not know are ended everywhere. If
-//! other mounts exist, a new mount is welcomed when all of them have switched to shared mode (`company`). The master
-//! does all of this. Other servers admit the mounts that the master knows (`follower`).
+//! other mounts exist, a new mount is welcomed when all of them have switched to shared mode (`company`). All of this
+//! is done by the master. Other servers admit the mounts that the master knows (`follower`).
 //!
 //! Bound: one entry for each mount session that has not ended, at most `admission::MOUNTS_MAX`, and one for each
 //! connected administrator.
@@ -60,7 +60,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// How often the server checks, for a session without a connection, whether its process has ended.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
 
-/// Why further connections of a session end.
+/// The reason why further connections of a session end.
 const FIRST_ENDED: &str = "the first connection of the session has ended";
 
 /// The report of a server about itself.
@@ -155,7 +155,7 @@ impl<E: Env> SessionManager<E> {
         manager
     }
 
-    /// Whether mounts have to wait.
+    /// Sets whether mounts have to wait.
     pub fn hold_mounts(&self, held: bool) {
         self.admission.hold(held);
     }
@@ -165,7 +165,7 @@ impl<E: Env> SessionManager<E> {
         self.admission.close();
     }
 
-    /// Whether any worker is executing a request: one of a given session, or any request.
+    /// Returns whether any worker is executing a request: one of a given session, or any request.
     pub async fn is_executing(&self, session: Option<SessionId>) -> bool {
         self.front.any(|| Question::Executing(session)).await
     }
@@ -178,7 +178,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Whether there is a connection at any worker.
+    /// Returns whether there is a connection at any worker.
     pub async fn is_any_connected(&self) -> bool {
         self.front.any(|| Question::Connected).await
     }
@@ -270,12 +270,12 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Whether a session has a connection to here.
+    /// Returns whether a session has a connection to this server.
     pub fn is_connected(&self, session: SessionId) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|e| e.conn.is_some())
     }
 
-    /// How long a disconnected session is kept.
+    /// Returns how long a disconnected session is kept.
     pub fn grace(&self) -> Duration {
         Duration::from_millis(self.worker.tunables.get(Tunable::SessionGraceMs))
     }
@@ -390,7 +390,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// As `push_again`, for the connection that the targets of one worker use.
+    /// Works as `push_again`, for the connection that the targets of one worker use.
     fn push_again_by(self: &Rc<Self>, session: SessionId, line: Line) {
         let targets: Vec<TargetId> = self.targets_by(session, line.conn);
         let worker = self.worker.clone();
@@ -474,14 +474,14 @@ impl<E: Env> SessionManager<E> {
             let mut sessions = self.sessions.borrow_mut();
             let Some(entry) = sessions.get_mut(&session) else { return };
             if entry.conn.is_none_or(|line| line.conn != conn) {
-                // Other connections do not depend on this one.
+                // The session's other connections do not depend on this one.
                 entry.more.retain(|_, line| line.conn != conn);
                 return;
             }
             entry.conn = None;
             entry.epoch += 1;
             entry.heard_ns = self.worker.now_ns();
-            // Whether a mount has gone is the master's to say.
+            // Only the master decides whether a mount has gone.
             if entry.role == Role::Admin || !is_master {
                 let entry = sessions.remove(&session);
                 drop(sessions);

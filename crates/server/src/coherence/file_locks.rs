@@ -33,7 +33,7 @@ struct Inner {
     asked: BTreeMap<WaitId, Asked>,
     /// Requests that have to be sent again when all sessions have presented their locks.
     postponed: BTreeSet<Asked>,
-    /// Exclusive locks that sessions have presented as shared, since a request may have converted them.
+    /// Exclusive locks that sessions have presented as shared, because a request may have converted them.
     converted: Vec<FileLock>,
     /// Requests whose clients have to be informed that they should send them again.
     news: Vec<Asked>,
@@ -112,8 +112,8 @@ impl FileLockTable {
         FileLockTable { inner, closing: Questions::default() }
     }
 
-    /// Takes a lock: returns whether the owner holds it now. If not, the session will be told when to send the request
-    /// again.
+    /// Takes a lock: returns whether the owner holds it now. If not, the session is informed later when to send the
+    /// request again.
     ///
     /// Errors: `Again` if it is not to wait, `Deadlk`, `NoLck`, `Inval`.
     pub fn set(&self, now_ns: u64, session: SessionId, spec: &FileLockSpec, number: u64, wait: bool) -> Result<bool> {
@@ -157,8 +157,8 @@ impl FileLockTable {
                 return false;
             }
         }
-        // The lock was granted. Another thread of the owner may have released it since, or a server before this one
-        // granted it.
+        // The lock was granted. Another thread of the owner may have released it since, or an earlier run of the server
+        // may have granted it.
         let again = inner.locks.set(now_ns, lock_of(session, spec), Asking::Try);
         inner.pump();
         again == Ok(Outcome::Held)
@@ -172,7 +172,7 @@ impl FileLockTable {
         result.map_err(errno)
     }
 
-    /// The lock that conflicts with a given lock, if any. For other sessions the process number is 0.
+    /// The lock that conflicts with a given lock, if there is one. For other sessions the process number is 0.
     pub fn test(&self, session: SessionId, spec: &FileLockSpec) -> Result<Option<FileLockSpec>> {
         let found = self.inner.borrow().locks.get(&lock_of(session, spec)).map_err(errno)?;
         Ok(found.map(|lock| {
@@ -233,8 +233,8 @@ impl FileLockTable {
         std::mem::take(&mut self.inner.borrow_mut().news)
     }
 
-    /// When the next check of waiting requests is due, monotonic ns. `None` if a task already waits for it; otherwise
-    /// the caller has to wait for it.
+    /// When the next check of waiting requests is due, monotonic ns. Returns `None` if a task already waits for it;
+    /// otherwise the caller has to wait for it.
     pub fn start_watch(&self) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();
         let next = inner.locks.next_deadline()?;

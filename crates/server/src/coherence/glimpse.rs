@@ -1,4 +1,4 @@
-//! Glimpses: requests to the writers of a file for what they have not written back yet.
+//! Glimpses: requests to the writers of a file for the size and times of bytes that they have not written back yet.
 //!
 //! Owns: the unanswered glimpses of one target. Does not own: which mounts get a glimpse, and in which order
 //! (`objects::glimpse`).
@@ -14,13 +14,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The position of the target in the id of a glimpse. Below it are 16 bits of the number of the target's start, so that
-/// an answer that is sent again after a restart matches no glimpse of the new run, and then a counter.
+/// The position of the target in the id of a glimpse. The lowest bits are a counter. Above them are 16 bits of the
+/// number of the target's start, so that an answer that is sent again after a restart matches no glimpse of the new
+/// run.
 const TARGET_SHIFT: u32 = 48;
 /// The position of the number of the start.
 const START_SHIFT: u32 = 32;
 
-/// The target that asked a question.
+/// The target that sent the query with this number.
 pub fn target_of(id: u64) -> TargetId {
     TargetId((id >> TARGET_SHIFT) as u16)
 }
@@ -42,7 +43,7 @@ pub struct Glimpses {
     last: Rc<Cell<u32>>,
 }
 
-/// A question; dropping it withdraws it.
+/// A glimpse that waits for its answer; dropping it withdraws it.
 pub struct Open<'a>(&'a Glimpses, u64);
 
 impl<'a> Open<'a> {
@@ -117,7 +118,7 @@ impl Glimpses {
         }
     }
 
-    /// Whether the session has not answered a question for `quiet_ns`.
+    /// Returns whether the session has not answered a question for `quiet_ns`.
     pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         let asked = self.asked.borrow();
         asked.values().any(|a| a.session == session && now_ns.saturating_sub(a.asked_ns) >= quiet_ns)

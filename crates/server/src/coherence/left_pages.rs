@@ -7,16 +7,16 @@
 //! change after the lock was returned, and leaves these bytes out when such a page is written back.
 //!
 //! Owns: these notes, for each file and session. Does not own: a mount's record of its kernel's pages (client,
-//! `ops/pages`). Invariants: a byte is noted before its change may be seen, until just before a page that contains it
-//! is read anew. A note that may be incomplete (too many ranges, a restart of the server) is given up. A write-back
-//! that names it is refused, and the mount reports that to its programs. Bounds: `FILES_MAX` notes for a session,
-//! `RANGES_MAX` ranges for each.
+//! `ops/pages`). Invariants: a byte is noted before its change becomes visible, and the note lasts until just before a
+//! page that contains the byte is read anew. A note that may be incomplete (too many ranges, a restart of the server)
+//! is given up. A write-back that names it is refused, and the mount reports that to its programs. Bounds: `FILES_MAX`
+//! notes for a session, `RANGES_MAX` ranges for each.
 
 use amphi_types::{ByteRange, Errno, Ino, RangeSet, Result, SessionId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Most files of a session with such notes. Beyond that, the session has to wait for its kernel.
+/// Most files of a session with such notes. If there are more, the session has to wait for its kernel.
 const FILES_MAX: usize = 4096;
 /// Most separate ranges noted of a file, 16 bytes each.
 const RANGES_MAX: usize = 1 << 14;
@@ -25,7 +25,7 @@ const RANGES_MAX: usize = 1 << 14;
 struct Left {
     token: u64,
     changed: RangeSet,
-    /// More has changed than is noted.
+    /// More ranges have changed than the note can hold.
     overflown: bool,
 }
 
@@ -41,7 +41,7 @@ impl LeftPages {
         LeftPages { last_token: starts << 40, left: BTreeMap::new() }
     }
 
-    /// Begins to note what other mounts change in a file. Returns the number of the note.
+    /// Begins to note which bytes other mounts change in a file. Returns the number of the note.
     ///
     /// Errors: `NoMem` for a session that has too many.
     pub fn begin(&mut self, ino: Ino, session: SessionId) -> Result<u64> {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     /// Goal: bytes that other mounts change are left out, and bytes that the session itself changes are not. A page
-    /// that was read again is written as a whole. Method: changes by both on one page, then a read of it.
+    /// that was read again is written as a whole. Method: both mounts change bytes of one page, then the page is read.
     #[test]
     fn what_others_changed_is_left_out() {
         let mut pages = LeftPages::new(3);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     /// Goal: nothing is written under a note that has ended, was begun anew, is incomplete, or belongs to a session
-    /// that has ended. Method: each.
+    /// that has ended. Method: each of these cases.
     #[test]
     fn a_note_that_is_not_complete_is_none() {
         let mut pages = LeftPages::new(3);

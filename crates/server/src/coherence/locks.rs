@@ -1,11 +1,11 @@
-//! `Locks`: the lock server of a target as tasks use it.
+//! `Locks`: the lock server of a target, in the form in which tasks use it.
 //!
 //! Owns: which task waits for which lock, and which messages have to be sent to clients. Does not own: the rules
 //! (`amphi_dlm::LockSpace`), connections, eviction.
 //!
 //! Invariants: every function that changes the lock space carries out its actions in the same call, so that none is
-//! forgotten. When a wait or a lock is dropped, its end is recorded with the time of the drop. With an earlier time, a
-//! holder that is called back because of it would be overdue before it gets the callback.
+//! forgotten. When a wait or a lock is dropped, its end is recorded with the time of the drop. If an earlier time were
+//! used, a holder that is called back because of the request would be overdue before it gets the callback.
 
 use amphi_dlm::{
     Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
@@ -38,7 +38,7 @@ struct Inner {
     /// The clock for waits and locks that end by being dropped.
     clock: Clock,
     waiting: BTreeMap<LockId, oneshot::Sender<Grant>>,
-    /// Requests for group locks that wait; no task waits here for them.
+    /// Requests for group locks that wait without a task.
     group_waiting: BTreeSet<LockId>,
     outbox: Vec<(SessionId, Push)>,
     /// Whether a task waits for the next deadline.
@@ -59,7 +59,7 @@ impl Inner {
                 }
                 Action::Granted { id, range, .. } => {
                     if let Some(waiter) = self.waiting.remove(&id) {
-                        // A waiter that has gone away returns the lock of its request itself.
+                        // If the waiter has gone away, the request returns its lock itself.
                         let _ = waiter.send(Grant { id, range });
                     }
                 }
@@ -103,8 +103,8 @@ fn errno(refusal: Refusal) -> Errno {
 }
 
 impl Locks {
-    /// A table without locks. `generation` is higher at each start of the target, and `clock` gives the same time as
-    /// callers do.
+    /// A table without locks. `generation` is higher at each start of the target, and `clock` shows the same time as
+    /// the callers' clock.
     pub fn new(target: TargetId, limits: LockLimits, generation: u16, clock: impl Fn() -> u64 + 'static) -> Locks {
         let space = LockSpace::new(limits, generation);
         Locks {
@@ -122,7 +122,7 @@ impl Locks {
         }
     }
 
-    /// Uses these limits from now on.
+    /// Sets the limits that apply from now on.
     pub fn tune(&self, limits: LockLimits) {
         self.inner.borrow_mut().space.tune(limits);
     }
@@ -218,7 +218,7 @@ impl Locks {
         Ok((id, granted))
     }
 
-    /// Whether a request waits for the end of the group that has an object.
+    /// Returns whether a request waits for the end of the group that has an object.
     pub fn group_wanted(&self, object: ObjectId) -> bool {
         self.inner.borrow().space.group_wanted(object)
     }
@@ -243,7 +243,7 @@ impl Locks {
         self.direct_as(now_ns, Owner::Direct(session), object, mode, range, sent).await
     }
 
-    /// As `direct`, for pages that the session has changed under cached locks of its own and now writes back.
+    /// Works as `direct`, for pages that the session has changed under cached locks of its own and now writes back.
     ///
     /// Errors: as for `enqueue`.
     pub async fn bring_back(
@@ -313,7 +313,7 @@ impl Locks {
     }
 
     /// Restores the locks that a session held before the restart, in order, up to the first one that conflicts with a
-    /// lock of another session: that lock was lost before. A lock that was restored already is not restored again.
+    /// lock of another session: that lock was lost before. A lock that was restored before is not restored again.
     ///
     /// A session presents all that it holds. If it presents again because the answer was lost, it may have returned
     /// some of the locks meanwhile, and cannot say so: it never learnt their ids. So what was restored before and is
@@ -363,7 +363,7 @@ impl Locks {
         }
     }
 
-    /// Callbacks that the session has not answered are sent again.
+    /// Sends callbacks again that the session has not answered.
     pub fn push_again(&self, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         let target = inner.target;
@@ -385,7 +385,7 @@ impl Locks {
         (inner.outbox.len() - before) as u64
     }
 
-    /// Whether the session has left a callback without answer and progress for `quiet_ns`.
+    /// Returns whether the session has left a callback without answer and progress for `quiet_ns`.
     pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         self.inner.borrow().space.unanswered(now_ns, quiet_ns).any(|(of, _, _)| of == session)
     }
@@ -395,12 +395,12 @@ impl Locks {
         std::mem::take(&mut self.inner.borrow_mut().outbox)
     }
 
-    /// Whether the object is contended.
+    /// Returns whether the object is contended.
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
         self.inner.borrow().space.contended(now_ns, object)
     }
 
-    /// When the next callback is overdue, monotonic ns. With none, the watching task may end.
+    /// When the next callback is overdue, monotonic ns. If there is none, the watching task may end.
     pub fn next_deadline(&self) -> Option<u64> {
         let mut inner = self.inner.borrow_mut();
         let next = inner.space.next_deadline();
@@ -408,8 +408,8 @@ impl Locks {
         next
     }
 
-    /// Whether the caller has to watch deadlines from now on. This is true for one caller, until `next_deadline` says
-    /// that there is none.
+    /// Returns whether the caller has to watch deadlines from now on. This is true for one caller, until
+    /// `next_deadline` reports that there is none.
     pub fn start_watch(&self) -> bool {
         !std::mem::replace(&mut self.inner.borrow_mut().watched, true)
     }
@@ -427,7 +427,7 @@ impl Locks {
         }
     }
 
-    /// The session reports that it lives and cannot return these locks yet. Their deadlines start anew, but for at most
+    /// The session reports that it runs and cannot return these locks yet. Their deadlines start anew, but for at most
     /// `most_ns` since its first report.
     pub fn kept(&self, now_ns: u64, session: SessionId, ids: &[u64], most_ns: u64) {
         let mut inner = self.inner.borrow_mut();
@@ -443,7 +443,7 @@ impl Locks {
         inner.kept = kept;
     }
 
-    /// Sessions that did not answer a callback in time. Each is returned once.
+    /// Sessions that did not answer a callback in time. Each session is returned once.
     pub fn overdue(&self, now_ns: u64) -> Vec<SessionId> {
         let mut inner = self.inner.borrow_mut();
         std::iter::from_fn(|| inner.space.poll_overdue(now_ns)).map(|o| o.session).collect()
@@ -472,8 +472,8 @@ mod tests {
     }
 
     /// Goal: a cached lock is called back once for a direct request of another session, which continues when the lock
-    /// is returned. A client that does not return it is overdue. A dropped wait leaves nothing behind. Method: single
-    /// calls for two sessions.
+    /// is returned. A client that does not return it is overdue. A wait that is dropped has no further effect. Method:
+    /// single calls for two sessions.
     #[test]
     fn callbacks_and_waits() {
         let (locks, _) = locks();
@@ -500,9 +500,10 @@ mod tests {
         assert_eq!(locks.count(a) + locks.count(b), 0);
     }
 
-    /// Goal: a lock that a session returned while the answer to its first presentation was on its way keeps nobody
-    /// waiting, and what the session was granted since stays. Method: two locks are presented; another session waits
-    /// for one; a third lock is granted in this run; the session presents again, without the lock that is waited for.
+    /// Goal: if a session returned a lock while the answer to its first presentation was on its way, nobody waits for
+    /// that lock; locks that were granted to the session since then stay. Method: two locks are presented; another
+    /// session waits for one; a third lock is granted in this run; the session presents its locks again, without the
+    /// lock for which the other session waits.
     #[test]
     fn what_is_not_presented_again_is_released() {
         let (locks, _) = locks();
@@ -522,7 +523,7 @@ mod tests {
         assert!(kept.now_or_never().is_none() && granted.now_or_never().is_none() && locks.count(a) == 2);
     }
 
-    /// Goal: a session that gets a lock after a long wait, and gets a callback for it at once, has the whole deadline
+    /// Goal: a session that gets a lock after a long wait, and at once gets a callback for it, has the whole deadline
     /// to answer, whatever it waited for. Method: there is a holder. Behind it wait a direct request and a cached one,
     /// or two cached ones of which the first is cancelled with its grant, and then a request that waits for the last of
     /// them. The holder ends long afterwards.

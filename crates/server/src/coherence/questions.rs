@@ -41,7 +41,7 @@ struct Inner {
 #[derive(Default)]
 pub struct Questions(RefCell<Inner>);
 
-/// Queries of one request. Dropping this value withdraws them.
+/// Queries of one request. Dropping this value withdraws the queries.
 pub struct Asked<'a> {
     questions: &'a Questions,
     /// The sessions that were asked, and the numbers of their questions.

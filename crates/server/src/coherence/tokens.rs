@@ -33,7 +33,7 @@ struct Inner {
     space: TokenSpace,
     waiting: BTreeMap<ChangeId, oneshot::Sender<()>>,
     outbox: Vec<(SessionId, Push)>,
-    /// Until when the task that watches deadlines sleeps, and what wakes it.
+    /// When the task that watches deadlines wakes up, and how it is woken earlier.
     watch: Option<(u64, oneshot::Sender<()>)>,
     /// Number of the last switch.
     switch: u64,
@@ -56,7 +56,7 @@ impl Inner {
                 }
                 TokenAction::Ready(id) => {
                     if let Some(waiter) = self.waiting.remove(&id) {
-                        // If the waiter has gone away, it ends its change itself.
+                        // If the waiter has gone away, the change ends by itself.
                         let _ = waiter.send(());
                     }
                 }
@@ -74,7 +74,7 @@ pub struct Tokens {
     inner: Rc<RefCell<Inner>>,
 }
 
-/// A change; dropping it ends it. Between `Tokens::change` and the end its keys are cached by no mount.
+/// A change; dropping it ends it. From `Tokens::change` until this value is dropped, no mount caches its keys.
 #[must_use = "dropping it ends the change"]
 pub struct Changing {
     tokens: Tokens,
@@ -84,8 +84,8 @@ pub struct Changing {
 }
 
 impl Changing {
-    /// Has to be called in the step in which the change is applied. Returns the number for the answer to the session of
-    /// the change.
+    /// It has to be called in the step in which the change is applied. Returns the number for the answer to the session
+    /// of the change.
     pub fn end(&mut self) -> Option<u64> {
         if !std::mem::replace(&mut self.ended, true) {
             match self.id {
@@ -138,7 +138,7 @@ impl Tokens {
         self.inner.borrow_mut().space.tune(callback_deadline_ns);
     }
 
-    /// Whether tokens are granted.
+    /// Returns whether tokens are granted.
     pub fn on(&self) -> bool {
         self.on.get()
     }
@@ -152,7 +152,7 @@ impl Tokens {
         }
     }
 
-    /// Grants a token for what a reply shows. `written`: another session writes the file.
+    /// Grants a token for the content of a reply. `written`: another session writes the file.
     pub fn grant(&self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Option<TokenGrant> {
         if !self.on.get() || self.unguarded.get() > 0 {
             return None;
@@ -164,6 +164,17 @@ impl Tokens {
             "a token of {} ns outlives what is waited for when a session is cut off",
             grant.life_ns
         );
+        inner.pump();
+        Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
+    }
+
+    /// Grants a token anew that the session has held without a break.
+    pub fn renew(&self, now_ns: u64, session: SessionId, key: TokenKey) -> Option<TokenGrant> {
+        if !self.on.get() || self.unguarded.get() > 0 {
+            return None;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let grant = inner.space.renew(now_ns, session, key).ok()?;
         inner.pump();
         Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
     }
@@ -242,7 +253,7 @@ impl Tokens {
         inner.pump();
     }
 
-    /// Messages that the session has not answered are sent again.
+    /// Sends messages again that the session has not answered.
     pub fn push_again(&self, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         let target = inner.target;
@@ -250,7 +261,7 @@ impl Tokens {
         inner.outbox.extend(pushes);
     }
 
-    /// Whether the session has not answered a revocation for `quiet_ns`.
+    /// Returns whether the session has not answered a revocation for `quiet_ns`.
     pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         self.inner.borrow().space.leaves_unanswered(session, now_ns, quiet_ns)
     }
@@ -261,8 +272,8 @@ impl Tokens {
         if inner.outbox.is_empty() { Vec::new() } else { std::mem::take(&mut inner.outbox) }
     }
 
-    /// Whether the caller has to watch deadlines from now on. Wakes the task that does so if it sleeps too long: an
-    /// unanswered revocation is sent again after `quiet_ns`.
+    /// Returns whether the caller has to watch deadlines from now on. Wakes the task that does so if it sleeps too
+    /// long: an unanswered revocation is sent again after `quiet_ns`.
     pub fn start_watch(&self, now_ns: u64, quiet_ns: u64) -> bool {
         let mut inner = self.inner.borrow_mut();
         match (&inner.watch, inner.next_look(now_ns, quiet_ns)) {

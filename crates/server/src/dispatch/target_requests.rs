@@ -11,6 +11,7 @@ use crate::zone_target::tx_table::Promise;
 use crate::zone_target::{NameKey, Target};
 use amphi_dlm::SessionEnd;
 use amphi_env::Env;
+use amphi_meta::Outcome;
 use amphi_types::item::Txn;
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::TargetStatus;
@@ -31,7 +32,10 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             }
             ops::view(worker, target, ino, asker).await.map(|(view, token)| TargetReply::View(Box::new(view), token))
         }
-        TargetRequest::Facts(ino) => Ok(TargetReply::Facts(Box::new(target.meta.borrow().facts(ino)?))),
+        TargetRequest::Facts(ino) => {
+            let facts = target.step(|meta| meta.facts(ino).map(Outcome::Done)).await?;
+            Ok(TargetReply::Facts(Box::new(facts)))
+        }
         TargetRequest::Project(ino) => ops::subtree::project_here(target, ino).await.map(TargetReply::Project),
         TargetRequest::IsBound(project) => Ok(TargetReply::Outcome(target.is_bound(project))),
         TargetRequest::Place(dir, name) => {
@@ -103,6 +107,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             Ok(TargetReply::DoneAt(target.place.starts))
         }
         TargetRequest::Objects(ino, None) => Ok(TargetReply::Objects(target.gathered(ino))),
+        TargetRequest::Secured(ino) => objects::secured(target, ino).await.map(TargetReply::Objects),
         TargetRequest::Objects(ino, Some(asker)) => {
             target.recovered().await;
             Ok(TargetReply::Objects(objects::glimpse::gathered_with_writers(worker, target, ino, asker).await))
@@ -134,7 +139,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::SessionAbsent(session) => {
             if target.sessions.count() > 1 {
-                // From now on other sessions may get what the session held.
+                // From now on other sessions may get the locks and tokens of the session.
                 target.reclaim.forget(session);
             }
             ops::present(worker, target, session);
@@ -187,10 +192,13 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
                     || target.coherence.glimpses.is_unanswered(session, now_ns, quiet_ns),
             ))
         }
-        TargetRequest::Right(session, ino) => ops::right_of(target, ino, session).map(TargetReply::Right),
+        TargetRequest::Right(session, ino) => {
+            let _held = target.hold([ino]).await?;
+            ops::right_of(target, ino, session).map(TargetReply::Right)
+        }
         TargetRequest::Quota(question) => ops::quota::ledger::answer(worker, target, question).await,
         TargetRequest::QuotaIsOn => Ok(TargetReply::Outcome(target.counts.quota.ledger.borrow().is_on())),
-        TargetRequest::Owners(inos) => Ok(ops::quota::counting::owners(target, &inos)),
+        TargetRequest::Owners(inos) => ops::quota::counting::owners(target, &inos).await,
         TargetRequest::SetOwner(ino, owner) => {
             target.set_owner(ino, owner);
             Ok(TargetReply::Done)
@@ -250,7 +258,8 @@ async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: S
         target.reclaim.make_eligible(session);
     }
     let lsn = target.append(txn, Order::Plain);
-    // Stable before it does anything: a target that lost power knows whom it owed what it lost.
+    // The end is stable before anything else is done: a target that loses power then still knows which sessions may
+    // have lost something.
     target.zone.stable(lsn).await?;
     Ok(TargetReply::Done)
 }
@@ -261,7 +270,8 @@ async fn forget_session<E: Env>(
     session: SessionId,
     stopped: bool,
 ) -> Result<TargetReply> {
-    // This is done even if the disk has failed: what the target holds for a client that is gone blocks other clients.
+    // This is done even if the disk has failed, because the locks that the target holds for a client that has ended
+    // block other clients.
     let room = target.zone.reserve(0).await;
     // From here on no new change of the session begins.
     target.queues.in_flight.landed(session).await;
@@ -351,6 +361,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("checksum_items", target.data.borrow().checksums.items()),
         ("read_cache_bytes", target.storage.disk.cache.borrow().held_bytes()),
         ("tokens_held", target.coherence.tokens.count() as u64),
+        ("inodes_away", target.meta.borrow().away_count()),
     ]
     .map(|(name, n)| (name.to_string(), n))
     .into();

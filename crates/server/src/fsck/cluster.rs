@@ -6,7 +6,7 @@ use amphi_meta::Part;
 use amphi_types::{Ino, Kind, ObjectId, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Time and changes of a decision that has them.
+/// The time and the changes of a decision that contains changes.
 pub(super) type Decided = (Timespec, Vec<(TargetId, Vec<Part>)>);
 
 /// Finishes interrupted operations in memory as the next start would.
@@ -80,7 +80,7 @@ pub(super) fn check(images: &[ZoneImage], report: &mut Report) {
         let all = map.servers.iter().flat_map(|s| &s.targets);
         report.elsewhere = u64::from(map.pool()) - all.filter(here).count() as u64;
     }
-    // If not even the root was begun, nothing was.
+    // If not even the root was made, the zones contain nothing.
     let is_new = images.first().is_some_and(|i| !i.begun) && images.iter().all(|i| i.meta.inodes().next().is_none());
     if report.elsewhere > 0 || is_new || images.first().is_none_or(|i| i.target != TargetId(0)) {
         check_each(images, report);
@@ -96,7 +96,7 @@ pub(super) fn check(images: &[ZoneImage], report: &mut Report) {
     check_objects(images, report);
 }
 
-/// Checks the metadata of each zone in itself.
+/// Checks the metadata of each zone by itself.
 pub(super) fn check_each(images: &[ZoneImage], report: &mut Report) {
     for image in images.iter().filter(|i| i.begun) {
         image.meta.verify().into_iter().for_each(|text| report.find(&image.path, text));

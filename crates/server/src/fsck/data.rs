@@ -3,7 +3,7 @@
 //! Owns: the order of reading, and the report about a damaged block. Does not own: the checksums
 //! (`amphi_data::Checksums`).
 //!
-//! At most `READ_BLOCKS` blocks are in memory. At most `FINDINGS_MAX` damaged ones are named, and all are counted.
+//! At most `READ_BLOCKS` blocks are in memory. All damaged blocks are counted, and at most `FINDINGS_MAX` are named.
 
 use super::{FINDINGS_MAX, Report, ZoneImage};
 use amphi_data::{Checksum, DataStore};
@@ -26,7 +26,7 @@ pub(super) struct ZoneData {
 }
 
 impl ZoneData {
-    /// Built from the items of a zone. `None` if they are inconsistent, which other checks report.
+    /// Built from the items of a zone. Returns `None` if they are inconsistent, which other checks report.
     pub fn of(items: &BTreeMap<Key, Vec<u8>>, blocks: u64, offset: u64) -> Option<ZoneData> {
         let mut store = DataStore::new(blocks);
         let own = [tag::OBJECT, tag::EXTENT, tag::CHECKSUM];
@@ -38,7 +38,7 @@ impl ZoneData {
     }
 }
 
-/// A block that is not what was written.
+/// A block that does not have the bytes that were written to it.
 struct Damaged {
     object: ObjectId,
     file_block: u64,
@@ -126,7 +126,7 @@ async fn check_zone(
     }
 }
 
-/// The path of an inode below the root, if its names are all there.
+/// The path of an inode below the root, if all names on the way exist.
 fn path_of(names: &BTreeMap<Ino, (Ino, String)>, ino: Ino) -> Option<String> {
     let (mut at, mut path) = (ino, String::new());
     for _ in 0..DEPTH_MAX {

@@ -6,8 +6,8 @@
 //!
 //! A repair never makes bytes readable that were not readable before: inodes are kept, objects are removed only if
 //! their inode does not exist, and names only if they lead to nothing. Each record is absolute, so an interrupted
-//! repair can be repeated. Between zones nothing is repaired while operations have to be completed by the next start,
-//! or zones are missing.
+//! repair can be repeated. References between zones are not repaired while operations have to be completed by the next
+//! start, or while zones are missing.
 
 use super::{CheckData, Report, ZoneImage, read_folders};
 use crate::error::{ServerError, ServerErrorKind};
@@ -51,7 +51,7 @@ impl Basis {
 pub struct RepairPlan {
     /// One sentence for each change, in order.
     pub steps: Vec<String>,
-    /// Why some findings stay as they are.
+    /// The reasons why some findings are not repaired.
     pub left: Vec<String>,
     /// The zones that are opened: folder, path, target, and the changes of each.
     zones: Vec<ZonePlan>,
@@ -67,7 +67,8 @@ struct ZonePlan {
     changes: Txn,
 }
 
-/// Plans the repair of what `fsck_folders` finds; changes nothing. With the report of the check.
+/// Plans the repair of what `fsck_folders` finds; changes nothing. Returns the plan together with the report of the
+/// check.
 ///
 /// Errors: as `fsck_folders`.
 pub async fn plan_repair<E: Env>(folders: &[(E, String)], now: Timespec) -> Result<(Report, RepairPlan), ServerError> {
@@ -92,7 +93,7 @@ pub async fn plan_repair<E: Env>(folders: &[(E, String)], now: Timespec) -> Resu
     Ok((report, plan))
 }
 
-/// Why nothing may be changed but what each start does.
+/// The reason why only the repairs of every start may be made.
 fn obstacle(report: &Report, images: &[ZoneImage]) -> Option<String> {
     if images.len() as u64 != report.zones || report.elsewhere > 0 {
         return Some("zones are missing or cannot be read, so what lies between them stays as it is".into());
@@ -157,7 +158,7 @@ async fn repair_between<E: Env>(
 }
 
 impl RepairPlan {
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.zones.is_empty()
     }
@@ -165,7 +166,7 @@ impl RepairPlan {
     /// Carries the repair out. It is stable when this returns.
     ///
     /// Errors: `Mismatch` if a zone has changed since the plan was made. In that case only the repairs of every start
-    /// were done. For a zone that cannot be opened or written, completed changes stay, and a further run does the rest.
+    /// were made. For a zone that cannot be opened or written, completed changes stay, and a further run does the rest.
     pub async fn carry_out<E: Env>(self, folders: &[(E, String)]) -> Result<(), ServerError> {
         let mut open = Vec::new();
         for zone in self.zones {
@@ -198,7 +199,7 @@ impl RepairPlan {
     }
 }
 
-/// A number that other items do not have.
+/// A digest of the items; other items have another one.
 fn digest(items: &BTreeMap<Key, Vec<u8>>) -> u64 {
     let mut hasher = DefaultHasher::new();
     items.hash(&mut hasher);

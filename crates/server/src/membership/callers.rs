@@ -1,13 +1,13 @@
-//! Other servers as callers: their sessions, and each question answered once.
+//! Other servers as callers: their sessions, and the rule that each request is answered once.
 //!
-//! Owns: the last answer of each slot of each link to here, and which locks on moving directories a caller has. Does
-//! not own: the answers (`cluster::peers`).
+//! Owns: the last answer of each slot of each link to this server, and which locks on moving directories a caller has.
+//! Does not own: the answers (`cluster::peers`).
 //!
 //! The answers are kept in memory: a server that restarts forgets them, and its callers send their requests again.
 //!
 //! Invariants: only one run of each server is served. A later run is accepted when the connections of the earlier one
 //! have ended, and this ends the sessions of the earlier run. So two processes with the zones of one server never both
-//! act for it.
+//! act as that server.
 
 use crate::membership::peer_link::{ALREADY_HERE, PeerName};
 use amphi_transport::{ConnId, Connections, Incoming, ReplyRoute};
@@ -25,7 +25,7 @@ struct Caller {
     name: PeerName,
     conn: Option<ConnId>,
     answers: ReplyTable<Answer>,
-    /// Where the answers to requests under execution have to be sent.
+    /// The connections to which the answers to requests under execution have to be sent.
     routes: BTreeMap<u16, ReplyRoute>,
     moves: BTreeSet<u64>,
 }
@@ -55,8 +55,8 @@ impl Callers {
         Callers { connections, sessions: RefCell::default() }
     }
 
-    /// A server wants in. Returns whether its session is known, and which locks on moving directories an earlier run of
-    /// it left.
+    /// Another server connects. Returns whether its session is known, and which locks on moving directories an earlier
+    /// run of it left.
     ///
     /// Errors: the reason of the refusal.
     pub(crate) fn admit(&self, hello: &Hello) -> Result<(bool, Vec<u64>), String> {
@@ -90,7 +90,7 @@ impl Callers {
         Ok((false, moves))
     }
 
-    /// Whether the session is another server's.
+    /// Returns whether the session is another server's.
     pub(crate) fn is_caller(&self, session: SessionId) -> bool {
         self.sessions.borrow().contains_key(&session)
     }
@@ -101,7 +101,7 @@ impl Callers {
         }
     }
 
-    /// Called when a connection has ended; with `Bye` the session has.
+    /// Called when a connection has ended; if it ended with `Bye`, the session has ended too.
     pub(crate) fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool) -> Vec<u64> {
         let mut sessions = self.sessions.borrow_mut();
         let Some(caller) = sessions.get_mut(&session) else { return Vec::new() };
@@ -168,8 +168,8 @@ impl Callers {
         }
     }
 
-    /// Called when the caller has got a lock on moving directories. Returns false if the caller will not come back, or
-    /// has given the request up.
+    /// Called when the caller has got a lock on moving directories. Returns false if the caller will not connect again,
+    /// or has given up the request.
     pub(crate) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));

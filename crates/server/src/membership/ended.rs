@@ -1,6 +1,7 @@
 //! `EndedSessions`: sessions that have ended, so that a message that was on its way cannot begin one of them again.
 //!
-//! Owns: which begins of sessions are over. Does not own: the events that end them (`sessions`, `follower`).
+//! Owns: which sessions are over, identified by their begin. Does not own: the events that end them (`sessions`,
+//! `follower`).
 //!
 //! Bound: the last `ENDED_MAX`.
 
@@ -25,7 +26,7 @@ struct Ended {
 pub struct EndedSessions(RefCell<Ended>);
 
 impl EndedSessions {
-    /// Remembers that a session has ended. Returns the one that is forgotten for it.
+    /// Remembers that a session has ended. Returns the session that is forgotten for it.
     pub fn note(&self, session: Begun) -> Option<Begun> {
         let Ended { set, order } = &mut *self.0.borrow_mut();
         if set.insert(session) {
@@ -38,7 +39,7 @@ impl EndedSessions {
         oldest
     }
 
-    /// Whether a session is known to have ended.
+    /// Returns whether a session is known to have ended.
     pub fn has(&self, session: Begun) -> bool {
         self.0.borrow().set.contains(&session)
     }
@@ -48,8 +49,8 @@ impl EndedSessions {
 mod tests {
     use super::*;
 
-    /// Goal: each begin of a session is remembered once, and the oldest one is dropped when there are too many. Method:
-    /// one begin more than the bound.
+    /// Goal: each ended session is remembered once, and the oldest one is dropped when there are too many. Method: one
+    /// begin more than the bound.
     #[test]
     fn the_oldest_is_forgotten() {
         let ended = EndedSessions::default();

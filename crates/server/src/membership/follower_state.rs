@@ -18,9 +18,9 @@ pub struct FollowerState {
     known: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// For each session, the begin to which its last connection belonged.
     connected: RefCell<BTreeMap<SessionId, u64>>,
-    /// Sessions begin and end, and tokens are granted or not, one after the other.
+    /// Beginnings and ends of sessions, and switches of the granting of tokens, happen one after the other.
     pub changing: Turns,
-    /// The number of the master's sessions that were last compared with.
+    /// The number of the master's list of sessions with which this server was last compared.
     pub compared: Cell<Option<u64>>,
     /// Whether the result of a comparison is being applied concurrently with the beats.
     pub settling: Cell<bool>,
@@ -48,7 +48,7 @@ impl FollowerState {
         self.begin(session, record);
     }
 
-    /// Called when a session begins here.
+    /// Called when this server learns that a session has begun.
     pub fn begin(&self, session: SessionId, record: SessionRecord) {
         self.known.borrow_mut().insert(session, record);
     }
@@ -58,32 +58,32 @@ impl FollowerState {
         self.known.borrow_mut().remove(&session);
     }
 
-    /// Sessions that are known here.
+    /// The sessions that this server knows.
     pub fn known(&self) -> Vec<(SessionId, SessionRecord)> {
         self.known.borrow().iter().map(|(id, record)| (*id, record.clone())).collect()
     }
 
-    /// How many they are.
+    /// Returns how many sessions this server knows.
     pub fn count(&self) -> usize {
         self.known.borrow().len()
     }
 
-    /// The begin of a session that is known here.
+    /// The begin of a session that this server knows.
     pub fn begin_of(&self, session: SessionId) -> Option<u64> {
         self.known.borrow().get(&session).map(|record| record.start)
     }
 
-    /// Whether this begin of a session is known here.
+    /// Returns whether this server knows this session with this begin.
     pub fn knows(&self, session: Begun) -> bool {
         self.begin_of(session.0) == Some(session.1)
     }
 
-    /// Whether a session other than this one is known here.
+    /// Returns whether this server knows any other session.
     pub fn knows_another(&self, session: SessionId) -> bool {
         self.known.borrow().keys().any(|other| *other != session)
     }
 
-    /// A mount connects. Whether its last connection belonged to the same begin of its session.
+    /// A mount connects. Returns whether its last connection belonged to the same begin of its session.
     pub fn connect(&self, session: SessionId, begin: u64) -> bool {
         self.connected.borrow_mut().insert(session, begin) == Some(begin)
     }
@@ -109,7 +109,7 @@ impl FollowerState {
         self.evicting.set(self.evicting.get().saturating_sub(1));
     }
 
-    /// Whether the master was not informed of some eviction yet.
+    /// Returns whether the master was not informed of some eviction yet.
     pub fn is_evicting(&self) -> bool {
         self.evicting.get() > 0
     }

@@ -1,11 +1,12 @@
-//! Rules of the registry of keys: what an entry may contain, what a change does to it, and from which addresses a key
-//! is accepted.
+//! Rules of the registry of keys: the allowed contents of an entry, the effects of a change, and the addresses from
+//! which a key is accepted.
 //!
 //! Owns: these rules, as plain functions. Does not own: where the registry is stored and which servers get it
-//! (`cluster::keys`), what a request of a key's session may do (`cluster::sessions::gate`).
+//! (`cluster::keys`), which requests a session with a key may make (`cluster::sessions::gate`).
 //!
-//! Invariants: a name belongs to one key, and a public key to one name. In the maps of users and groups, no number of a
-//! client maps to two numbers, and no number of the servers does. A key has no settings that are useless for its role.
+//! Invariants: a name belongs to one key, and a public key to one name. In the maps of users and groups, each number of
+//! a client maps to one number of the servers, and the other way round. A key has no settings that are useless for its
+//! role.
 
 use amphi_meta::Facts;
 use amphi_types::acl::Who;
@@ -25,8 +26,8 @@ pub fn find(registry: &KeyRegistry, key: Fingerprint) -> Option<&KeyEntry> {
     registry.keys.iter().find(|e| e.fingerprint == key || e.next == Some(key))
 }
 
-/// Whether `b` is a later state of the registry than `a`. Of two diverging histories the one with more changes wins. If
-/// they have equally many, the one with the larger number wins. So all servers agree.
+/// Returns whether `b` is a later state of the registry than `a`. If two histories diverge, the one with more changes
+/// is later. If they have equally many, the one with the larger number wins. So all servers agree.
 pub fn is_later(a: &KeyRegistry, b: &KeyRegistry) -> bool {
     (b.version, b.stamp) > (a.version, a.stamp)
 }
@@ -87,7 +88,7 @@ fn check_subtree(tree: &Subtree) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether an entry makes sense by itself.
+/// Returns whether an entry is valid by itself.
 ///
 /// Errors: what does not, for people.
 pub fn check_entry(entry: &KeyEntry) -> Result<(), String> {
@@ -248,7 +249,8 @@ fn is_in(range: &AddressRange, is_unix: bool, ip: Option<IpAddr>) -> bool {
     }
 }
 
-/// Whether a key may be used from this address. `peer` is the address as a connection names it.
+/// Returns whether a key may be used from this address. `peer` is the address in the form in which a connection reports
+/// it.
 pub fn counts_from(entry: &KeyEntry, peer: &str, is_unix: bool) -> bool {
     let ip = if is_unix { None } else { ip_of(peer) };
     entry.addresses.is_empty() || entry.addresses.iter().any(|range| is_in(range, is_unix, ip))
@@ -274,7 +276,7 @@ pub fn to_client(ranges: &[IdRange], id: u32) -> Option<u32> {
 }
 
 /// Users of a client for whom an inode may have been opened: its owner, a member of its group, users in its access
-/// control list, and any other user. Each of them counts only if the client may act for such a user. If none of these
+/// control list, and any other user. Each of these users counts only if the client may act for him. If none of these
 /// users may do something, the client could not have got it by naming its users one after the other.
 pub fn users_for(squash: &Squash, facts: &Facts) -> Vec<Cred> {
     let plain = |uid: u32, gid: u32| Cred { uid, gid, groups: Vec::new(), caps: Caps::NONE };

@@ -9,19 +9,19 @@ use crate::membership::beats::{BEAT, DOWN_AFTER};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// How long a server may grant no tokens after it asked whether there is one mount: three beats.
+/// The time for which a server may grant no tokens after it asked whether there is one mount: three beats.
 pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
 const _: () = assert!(ALONE_LEASE.as_nanos() > 2 * BEAT.as_nanos() && ALONE_LEASE.as_nanos() < DOWN_AFTER.as_nanos());
 
 /// The state of one server.
 #[derive(Default)]
 pub(crate) struct MasterLease {
-    /// When the last beat was sent for which it is known that no request is accepted from sessions that had ended
-    /// before it, monotonic ns.
+    /// The time, in monotonic ns, at which the last of those beats was sent after which no request is accepted from
+    /// sessions that had ended before the beat.
     heard_ns: Cell<u64>,
     /// The last switch to shared mode of which this server was informed.
     company: Cell<u64>,
-    /// Switches of the targets here.
+    /// Number of switches of this server's targets.
     switches: Cell<u64>,
     /// The time until which targets grant no tokens, monotonic ns. `None` means that they grant tokens.
     alone_until_ns: Cell<Option<u64>>,
@@ -42,7 +42,7 @@ impl MasterLease {
         self.heard_ns.set(self.heard_ns.get().max(sent_ns));
     }
 
-    /// How much time has passed since the last message from the master.
+    /// Returns how much time has passed since the last message from the master.
     pub(crate) fn silent_for(&self, now_ns: u64) -> Duration {
         Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
     }
@@ -63,9 +63,9 @@ impl MasterLease {
         self.switches.get()
     }
 
-    /// Whether targets need grant no tokens. This requires that the only mount has confirmed the switch to sole mode
-    /// with the number in `alone`, that no switch to shared mode was reported since, and that no session that was cut
-    /// off uses tokens.
+    /// Returns whether targets need grant no tokens. This requires that the only mount has confirmed the switch to sole
+    /// mode with the number in `alone`, that no switch to shared mode was reported since, and that no session that was
+    /// cut off uses tokens.
     pub(crate) fn may_go_without(&self, alone: Option<u64>, now_ns: u64) -> bool {
         alone.is_some_and(|change| change > self.company.get()) && now_ns >= self.orphans_until_ns.get()
     }
@@ -75,22 +75,22 @@ impl MasterLease {
         self.alone_until_ns.get()
     }
 
-    /// Targets grant no tokens until then. Whether they did until now.
+    /// From now on the targets grant no tokens. Returns whether they granted tokens until now.
     pub(crate) fn begin_alone(&self, until_ns: u64) -> bool {
         self.alone_until_ns.replace(Some(until_ns)).is_none()
     }
 
-    /// Targets grant tokens again.
+    /// From now on targets grant tokens again.
     pub(crate) fn end_alone(&self) {
         self.alone_until_ns.set(None);
     }
 
-    /// Mounts have to wait, or not any more. Whether they had to.
+    /// Mounts have to wait, or not any more. Returns whether they had to wait before.
     pub(crate) fn hold(&self, held: bool) -> bool {
         self.holding.replace(held)
     }
 
-    /// Whether mounts have to wait.
+    /// Returns whether mounts have to wait.
     pub(crate) fn is_holding(&self) -> bool {
         self.holding.get()
     }

@@ -1,4 +1,4 @@
-//! The cluster map: which servers it contains, which servers may join, and whether a folder of zones fits it.
+//! The cluster map: which servers it contains, which servers may join, and whether a folder of zones belongs to it.
 //!
 //! Owns: the rules, as plain functions. Does not own: keeping the map (`zone_target`), requesting it
 //! (`cluster::follower`), giving it (`cluster::master`).
@@ -63,8 +63,8 @@ pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String
     Ok((pool..pool + count).map(TargetId).collect())
 }
 
-/// Whether a server that the map does not know has addresses of its own. If it has those of another server, it is most
-/// likely that server, with a folder that does not have its zones.
+/// Returns whether a server that the map does not know has addresses of its own. If it has those of another server, it
+/// is most likely that server, with a folder that does not have its zones.
 ///
 /// Errors: whose address it has, for people.
 pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), String> {
@@ -80,7 +80,7 @@ pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), Stri
     Ok(())
 }
 
-/// Adds a server with its targets, or updates what it reports about itself. `None` if the map has that already.
+/// Adds a server with its targets, or updates its description. Returns `None` if the map has that already.
 ///
 /// Errors: the reason for the refusal, as text for the administrator.
 pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMap>, String> {
@@ -202,8 +202,8 @@ mod tests {
         ServerInfo { id, name, addrs, targets: targets.map(TargetId).collect() }
     }
 
-    /// Goal: servers join with the next numbers, join again with those that they have, and are refused with any others.
-    /// Every map is valid.
+    /// Goal: servers join with the next numbers, join again with the numbers that they have, and are refused with any
+    /// others. Every map is valid.
     #[test]
     fn servers_come_in() {
         let map = first(7, server(1, 0..2));
@@ -218,7 +218,7 @@ mod tests {
             (server(3, 0..2), "two servers"),
             (server(3, 6..8), "interrupted"),
             (server(2, 2..4), "put back"),
-            // On a folder without the zones of server 2.
+            // The server starts on a folder without the zones of server 2.
             (ServerInfo { id: 3, ..server(2, 5..6) }, "tcp:s2:1 is the address of s2, which has target 2, 3, 4"),
             (server(3, 5..5), "no targets"),
             (ServerInfo { addrs: Vec::new(), ..server(3, 5..6) }, "addresses"),

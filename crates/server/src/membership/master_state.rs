@@ -50,8 +50,8 @@ impl MasterState {
         }
     }
 
-    /// Called when a message shows that a server lives, and that it has the map of `epoch`. Without `targets` they are
-    /// unchanged.
+    /// Called when a message shows that a server lives, and that it has the map of `epoch`. Without `targets`, the
+    /// recorded ones are unchanged.
     pub fn hear(&self, server: u64, at_ns: u64, epoch: u64, targets: Vec<TargetStatus>) {
         let mut heard = self.heard.borrow_mut();
         let before = heard.get(&server).map(|h| h.targets.clone());
@@ -59,12 +59,12 @@ impl MasterState {
         heard.insert(server, Heard { at_ns, epoch, targets });
     }
 
-    /// Whether any message from a server has arrived in this run.
+    /// Returns whether any message from a server has arrived in this run.
     pub fn has_heard(&self, server: u64) -> bool {
         self.heard.borrow().contains_key(&server)
     }
 
-    /// How much time has passed since the last message from a server.
+    /// Returns how much time has passed since the last message from a server.
     pub fn silent(&self, server: u64, now_ns: u64) -> Duration {
         let at = self.heard.borrow().get(&server).map_or(0, |h| h.at_ns);
         Duration::from_nanos(now_ns.saturating_sub(at))
@@ -85,7 +85,7 @@ impl MasterState {
         self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
     }
 
-    /// Whether numbers of new targets are reserved for another server, which may still join with them.
+    /// Returns whether numbers of new targets are reserved for another server, which may still join with them.
     pub fn is_promised_to_another(&self, server: u64, now_ns: u64) -> bool {
         self.promised.get().is_some_and(|(other, until_ns)| other != server && now_ns < until_ns)
     }
@@ -95,7 +95,7 @@ impl MasterState {
         self.promised.set(Some((server, until_ns)));
     }
 
-    /// Called when a server has joined. If the numbers were reserved for it, they are its own now.
+    /// Called when a server has joined. If the numbers were reserved for it, they belong to it from now on.
     pub fn keep_promise(&self, server: u64) {
         if self.promised.get().is_some_and(|(promised, _)| promised == server) {
             self.promised.set(None);
@@ -107,7 +107,7 @@ impl MasterState {
         self.begins.borrow().get(&session).copied()
     }
 
-    /// Sessions begin, or began in an earlier run.
+    /// Sessions begin, or have begun in an earlier run.
     pub fn note_begins(&self, begins: impl IntoIterator<Item = (SessionId, u64)>) {
         self.begins.borrow_mut().extend(begins);
     }

@@ -10,7 +10,7 @@ use std::fmt;
 
 /// Credits of another server in each lane. It sends requests on behalf of all its sessions.
 pub const PEER_CREDITS: u16 = 1024;
-/// Why a server that stops admits no client.
+/// The reason why a server that stops admits no client.
 pub const STOPPING: &str = "the server is stopping";
 /// Begins the reason for refusing a second process of one server.
 pub const ALREADY_HERE: &str = "this server is already connected";
@@ -54,7 +54,7 @@ pub fn peer_link_config(
     LinkConfig { addrs, session, role: Role::Server, name, key, identity, secure, timeouts }
 }
 
-/// A link that holds nothing that a restarted server would have to be told.
+/// A link without any state that would have to be presented to a restarted server.
 pub struct Plain;
 
 impl<E: Env> LinkEvents<E> for Plain {
@@ -69,7 +69,7 @@ impl<E: Env> LinkEvents<E> for Plain {
 mod tests {
     use super::*;
 
-    /// Goal: a server's name can be encoded and decoded, and other names are not taken for one.
+    /// Goal: a server's name can be encoded and decoded, and no other name decodes.
     #[test]
     fn peer_names_round_trip() {
         let name = PeerName { server: 7, boot: u64::MAX, name: "node 1:77".into() };

@@ -32,7 +32,7 @@ pub enum PeerRequest {
     SessionStart(SessionId, SessionRecord),
     /// `Done`: no further request of the session is accepted.
     SessionStop(Begun),
-    /// `Done`: everything that the stopped session holds is released, and no change of it is under way. The second
+    /// `Done`: all locks and opens of the stopped session are released, and no change of it is under way. The second
     /// field: whether its client is known to use nothing any more.
     SessionForget(Begun, bool),
     /// `Done`: to the master. The session broke the rules.
@@ -44,7 +44,8 @@ pub enum PeerRequest {
         /// The reason for which the session is ended.
         how: Eviction,
     },
-    /// `Done`: other mounts have come, by the master's switch with this number, so tokens are granted from now on.
+    /// `Done`: other mounts have been admitted, by the master's switch with this number, so tokens are granted from now
+    /// on.
     Company(u64),
     /// `Done`: tunables were set.
     Tune {
@@ -53,10 +54,10 @@ pub enum PeerRequest {
         /// The value.
         value: String,
     },
-    /// `Keys`: the registry of keys as the receiver has it.
+    /// `Keys`: the receiver's present registry of keys.
     Keys,
-    /// `Done`: a later registry of keys. The master sends it to the other servers. Another server sends it to a master
-    /// that has an earlier one.
+    /// `Done`: a later registry of keys. The master sends it to the other servers. Another server sends this request to
+    /// a master that has an older registry.
     InstallKeys(Box<KeyRegistry>),
     /// `SessionKey`: to the master. The number of the key with which a session began.
     SessionKey(SessionId),
@@ -77,7 +78,7 @@ pub enum PeerReply {
         sessions: u64,
         /// The asking server also needs to know about the targets.
         targets: bool,
-        /// The only mount knows that it is alone, by the switch of this number.
+        /// The only mount knows that it is the only one, by the switch of this number.
         alone: Option<u64>,
         /// Version and stamp of the master's registry of keys.
         keys: (u64, u64),
@@ -91,6 +92,6 @@ pub enum PeerReply {
     },
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
-    /// Number of a key. `None` if the session has none, or if the master does not know it yet.
+    /// Number of a key. It is `None` if the session has no key, or if the master does not know its key yet.
     SessionKey(Option<u64>),
 }

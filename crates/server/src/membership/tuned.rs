@@ -1,7 +1,7 @@
-//! `Tuned`: at the master, the tunables that were set since it started, and which servers have them.
+//! `Tuned`: at the master, the tunables that were set since it started, and which servers have received them.
 //!
-//! Owns: the values, and which servers miss some of them. Does not own: setting them (`tunables`), telling the others
-//! (`master`).
+//! Owns: the values, and which servers still lack some of them. Does not own: setting them (`tunables`), telling the
+//! others (`master`).
 //!
 //! A server begins each run with its own values, and a server that is down gets no messages. So both miss changes until
 //! they get them with the next change or after their next beat.
@@ -12,7 +12,7 @@ use crate::turns::Turns;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-/// What is known about how far a server is informed.
+/// Which values a server has received.
 struct Known {
     /// The last change up to which the server has all changes.
     change: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Portion {
     run: u64,
 }
 
-/// The tunables that were set, and which servers have which of them.
+/// The tunables that were set, and which servers have received which of them.
 #[derive(Default)]
 pub(crate) struct Tuned {
     /// The value of each name, with the number of the change.
@@ -66,7 +66,7 @@ impl Tuned {
         self.servers.borrow_mut().entry(server).or_default().turns.clone()
     }
 
-    /// The values that a server may not have, or `None` if it has all of them.
+    /// The values that a server may lack, or `None` if it has all of them.
     pub(crate) fn missing(&self, server: u64) -> Option<Portion> {
         let (change, run) = self.servers.borrow().get(&server).map_or((0, 0), |k| (k.change, k.runs));
         let values = self.values.borrow();
@@ -84,8 +84,8 @@ impl Tuned {
         }
     }
 
-    /// Whether a server misses values and no task is sending them after an earlier beat. In that case the caller sends
-    /// them, until `ends_telling`.
+    /// Returns whether a server misses values and no task is sending them after an earlier beat. In that case the
+    /// caller sends them, until it calls `ends_telling`.
     pub(crate) fn begins_telling(&self, server: u64) -> bool {
         if self.missing(server).is_none() {
             return false;
@@ -93,7 +93,7 @@ impl Tuned {
         !std::mem::replace(&mut self.servers.borrow_mut().entry(server).or_default().telling, true)
     }
 
-    /// The next beat looks again.
+    /// The next beat checks again.
     pub(crate) fn ends_telling(&self, server: u64) {
         self.servers.borrow_mut().entry(server).or_default().telling = false;
     }

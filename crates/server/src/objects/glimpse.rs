@@ -1,4 +1,4 @@
-//! Asking the writers of a file for what they have not written back yet.
+//! Glimpses to the writers of a file, for the bytes that they have not written back yet.
 //!
 //! Owns: in which order holders of an object's locks get a glimpse, and how their answers are combined. Does not own:
 //! unanswered glimpses (`coherence::glimpse`), holders of locks (`coherence::locks`), the state of the objects
@@ -19,7 +19,8 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The state of the objects of a file on this target, with what sessions other than `asker` have not written back yet.
+/// The state of the objects of a file on this target, including what sessions other than `asker` have not written back
+/// yet.
 pub async fn gathered_with_writers<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -34,7 +35,8 @@ pub async fn gathered_with_writers<E: Env>(
     for one in join_all(objects.iter().map(|&object| glimpse(worker, target, object, asker))).await {
         sum.join(&one);
     }
-    // The sum leaves out the sizes that this target has now: they may contain a part of what was written since.
+    // The sum leaves out the sizes that this target has now: they may contain a part of the bytes that were written
+    // since.
     sum.join(&Gathered { size: 0, ..target.gathered(ino) });
     sum
 }
@@ -66,9 +68,9 @@ async fn glimpse<E: Env>(
     sum
 }
 
-/// Adds what writers of one object know. It begins at the highest lock and continues down to a holder that reports a
-/// byte at or above its lock's start. Returns whether all answers describe one moment: when that holder answered, no
-/// holder above it had written anything.
+/// Adds the sizes that writers of one object report. It begins at the highest lock and continues down to a holder that
+/// reports a byte at or above its lock's start. Returns whether all answers describe one moment: when that holder
+/// answered, no holder above it had written anything.
 async fn ask_all<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -77,7 +79,7 @@ async fn ask_all<E: Env>(
     sum: &mut Gathered,
 ) -> bool {
     let add_to = |sum: &mut Gathered, size, mtime| sum.join(&Gathered { size, mtime, blocks: 0 });
-    // Each member of a group may have written the end.
+    // Each member of a group may have written the last byte.
     let members = target.coherence.locks.members(object).into_iter().filter(|(_, session)| *session != asker);
     let asked = members.map(|(lock, session)| ask(worker, target, object, lock, session));
     for (size, mtime) in join_all(asked).await.into_iter().flatten() {
@@ -114,7 +116,7 @@ async fn ask_all<E: Env>(
     join_all(again).await.into_iter().all(|still| still)
 }
 
-/// Sends a glimpse to one holder. `None` if its lock or session ended before it answered.
+/// Sends a glimpse to one holder. Returns `None` if its lock or session ended before it answered.
 async fn ask<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

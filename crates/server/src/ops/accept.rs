@@ -41,7 +41,7 @@ pub(super) struct Accepting {
     pub is_together: bool,
 }
 
-/// A write that was accepted and has no record yet.
+/// A write that was accepted but has no record yet.
 #[derive(Default)]
 pub(super) struct Accepted {
     /// The items of the record.
@@ -53,7 +53,7 @@ pub(super) struct Accepted {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Where a write goes.
+    /// The way in which a write is executed: accepted, or written through.
     fn way_of(&self, write: &Accepting) -> Way {
         let (target, back) = (&self.target, &self.target.storage.write_back);
         if !back.is_open() {
@@ -90,8 +90,8 @@ impl<E: Env> RequestCx<E> {
         way
     }
 
-    /// Whether the local file system below the zone has space for what is reserved. Blocks of the zone are reserved one
-    /// by one.
+    /// Returns whether the local file system below the zone has space for what is reserved. Blocks of the zone are
+    /// reserved separately.
     fn has_room_below(&self) -> bool {
         let (free, promised) = {
             let data = self.target.data.borrow();
@@ -116,7 +116,7 @@ impl<E: Env> RequestCx<E> {
         Some((lsn, reply))
     }
 
-    /// Accepts a write into memory. Its record has to be appended in the same step, also if more writes are added to
+    /// Accepts a write into memory. Its record has to be appended in the same step, even if more writes are added to
     /// it. Returns whether the write was accepted; if not, it has to be written through.
     pub(super) fn accept_into(&self, write: &Accepting, payload: &[u8], accepted: &mut Accepted) -> bool {
         let (target, back) = (&self.target, &self.target.storage.write_back);
@@ -173,6 +173,7 @@ impl<E: Env> RequestCx<E> {
     fn note_accepted(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         let mut meta = self.target.meta.borrow_mut();
+        assert!(!meta.is_away(ino), "inode {ino} is to be changed, and is not in memory");
         let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.objects.wide, i.objects.spread)) else { return };
         if wide && !spread {
             let noted = meta.mark_spread(ino, txn);
@@ -180,7 +181,7 @@ impl<E: Env> RequestCx<E> {
         }
         if kill_suidgid {
             let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-            // Dropping privileges needs none.
+            // A write that only drops privileges needs no open.
             let _ = meta.setattr(&self.cred, ino, &set, self.now, txn);
         }
     }

@@ -67,8 +67,8 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// A span for a change of `range`, such that nothing of the object beyond it is delayed. A hole does not move the
-    /// object's end, so this end has to be on the disk.
+    /// A span for a change of `range`, taken so that the object has no delayed bytes beyond it. A hole does not move
+    /// the object's end, so this end has to be on the disk.
     async fn span_flushed(&self, object: ObjectId, range: ByteRange) -> Result<SpanGuard> {
         loop {
             let has = self.target.data.borrow().delayed.has(object);
@@ -83,7 +83,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether a hole leaves an extent on both of its sides.
+    /// Returns whether a hole leaves an extent on both of its sides.
     fn splits(&self, object: ObjectId, hole: ByteRange) -> bool {
         let data = self.target.data.borrow();
         data.extents(object).any(|(b, e)| b * BLOCK < hole.start && hole.end < (b + u64::from(e.blocks)) * BLOCK)

@@ -25,8 +25,8 @@ use std::rc::Rc;
 /// How often the attributes of a file are collected again because it was truncated meanwhile; each time a truncate by
 /// another client has succeeded.
 const VIEW_TRIES: usize = 1000;
-/// How often the states of a file's objects are collected until two results are the same. After that many, its writers
-/// are faster.
+/// How often the states of a file's objects are collected until two results are the same. After that many attempts, its
+/// writers are faster.
 const SAME_TRIES: usize = 16;
 
 /// Requests the size for a session that does not exist. So the changes of all mounts are included, and no tokens are
@@ -34,18 +34,19 @@ const SAME_TRIES: usize = 16;
 pub const NOBODY: SessionId = SessionId(0);
 
 /// The size that was found last of a spread file, with the inode's generation. Objects are queried one after the other,
-/// and a write may reach some of them in between. Sizes only grow within a generation, so a size that is found twice
-/// was the file's size in between.
+/// and a write may reach some of them in between. Sizes only grow within a generation, so if a size is found twice, the
+/// file had it in between.
 type Before = Option<(u64, u64)>;
 
 /// The view of an inode of this target for a client, with the token to cache it. If the objects may have newer sizes,
-/// it collects those, and for an `asker` also what other mounts have not written back yet.
+/// the function collects these, and for an `asker` also the sizes that other mounts have not written back yet.
 pub async fn view<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     ino: Ino,
     asker: Option<SessionId>,
 ) -> Result<(InodeView, Option<TokenGrant>)> {
+    let _held = target.hold([ino]).await?;
     let asker = asker.filter(|asker| *asker == NOBODY || target.coherence.tokens.on());
     if asker.is_some() && !target.reclaim.is_over() && target.check_file(ino).is_ok() {
         // A session that writes the file may not have reconnected yet.
@@ -61,9 +62,9 @@ pub async fn view<E: Env>(
     Err(Errno::Again)
 }
 
-/// As `view`, or `None` in three cases: the file was truncated between the queries to its objects and the reading of
-/// its inode; its objects have not given the same answer twice yet; or it grew beyond all answers, so that a part of a
-/// call may have arrived meanwhile.
+/// Works as `view`, or `None` in three cases: the file was truncated between the queries to its objects and the reading
+/// of its inode; its objects have not given the same answer twice yet; or it grew beyond all answers, so that a part of
+/// a call may have arrived meanwhile.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -111,8 +112,8 @@ async fn look<E: Env>(
     Ok(Some((view, None)))
 }
 
-/// The attributes in the inode itself, with the token to cache them. `None` if its objects or other mounts may have
-/// newer ones.
+/// The attributes in the inode itself, with the token to cache them. Returns `None` if its objects or other mounts may
+/// have newer ones.
 fn plain<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Target<E>,
@@ -135,7 +136,8 @@ fn plain<E: Env>(
 /// The answer to `Request::GetAttr` if it need not wait, because no change is under way and the inode itself has the
 /// right attributes. Errors are left to `RequestCx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
-    if !target.has_session(session) || !target.queues.names.is_empty() {
+    let is_away = target.meta.borrow().is_away(ino);
+    if is_away || !target.has_session(session) || !target.queues.names.is_empty() {
         return None;
     }
     let asker = Some(session).filter(|_| target.coherence.tokens.on());
@@ -196,7 +198,7 @@ impl<E: Env> RequestCx<E> {
         Ok(reply)
     }
 
-    /// Whether the change may make a file larger than its inode says. Other changes need no additional space.
+    /// Returns whether the change may make a file larger than its inode says. Other changes need no additional space.
     fn may_extend(&self, ino: Ino, set: &SetAttr) -> Result<bool> {
         let meta = self.target.meta.borrow();
         let inode = meta.inode(ino)?;
@@ -230,7 +232,7 @@ impl<E: Env> RequestCx<E> {
         Ok(lsn.1)
     }
 
-    /// Attributes from the objects of a file, if its inode does not have them.
+    /// Attributes collected from the objects of a file, if its inode does not have them.
     pub(super) async fn gathered_if_spread(&self, ino: Ino) -> Result<Option<amphi_meta::Gathered>> {
         let layout = {
             let meta = self.target.meta.borrow();
@@ -272,8 +274,8 @@ impl<E: Env> RequestCx<E> {
             }
             let freed = self.target.data.borrow_mut().commit_trim(plan, self.now, &mut txn);
             if wide {
-                // How much the objects on other targets keep is known when they are cut; until the size is settled, it
-                // is collected from them.
+                // How much data the objects on other targets keep is known only when they are cut; until the size is
+                // settled, it is collected from them.
                 meta.mark_spread(ino, &mut txn)?;
             } else {
                 meta.settle(ino, &self.target.landed(ino), &mut txn)?;
@@ -310,7 +312,7 @@ impl<E: Env> RequestCx<E> {
         }
         match gather(&self.worker, &self.target, ino, &layout, None).await {
             Ok(gathered) => view.attr.blocks = gathered.blocks,
-            // The size is set nevertheless, and later requests collect it.
+            // The size is set nevertheless, and later requests collect the rest.
             Err(e) => tracing::debug!(%ino, "what a truncated file keeps is not known: {e}"),
         }
         self.changed(changing);
@@ -337,7 +339,7 @@ impl<E: Env> RequestCx<E> {
                 .await;
         }
         if layout.is_some() && self.target.files.open.borrow().is_open_elsewhere(self.session, ino) {
-            // Such a session may have dirty bytes in the old layout, and would lock and read by the old layout.
+            // Such a session may have dirty bytes under the old layout, and would lock and read by the old layout.
             return Err(Errno::Busy);
         }
         let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);
@@ -360,7 +362,7 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// `Request::Spread`. It is answered when it is stable, because objects on other targets will carry the inode's
-    /// number, and after a loss of power they must be found there.
+    /// number, and after a loss of power it must be known that they exist.
     pub async fn spread(&self, ino: Ino) -> Result<Reply> {
         self.target.zone.reserve(64).await?;
         let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;

@@ -5,13 +5,13 @@
 //!
 //! Invariants: those of `data`. One span is taken for each object, in ascending order of objects. All requests that
 //! hold several spans take them in this order, so there is no deadlock. A part waits for disks and for the spans of
-//! requests that wait for nothing else, never for an answer of a mount. A part that would need such an answer is
-//! refused with `Again`, and the client sends it alone. A failure of one part concerns only that part, and the others
-//! are executed. Parts whose blocks would not be contiguous with others on the disk are accepted into memory first
-//! (`accept`), in a record of their own. All other parts of a step are in one record. They are planned one after the
-//! other, so that their new blocks are contiguous if there is space, and adjacent blocks are one disk write. The last
-//! record of the last step contains the answer. A batch that is interrupted before that is sent again, and writes the
-//! same bytes once more, under the locks that the mount still holds.
+//! requests that wait for nothing else, never for an answer of a mount. If a part would need such an answer, it is
+//! refused with `Again`, and the client sends it separately. A failure of one part concerns only that part, and the
+//! others are executed. Parts whose blocks would not be contiguous with others on the disk are accepted into memory
+//! first (`accept`), in a record of their own. All other parts of a step are in one record. They are planned one after
+//! the other, so that their new blocks are contiguous if there is space, and adjacent blocks are one disk write. The
+//! last record of the last step contains the answer. A batch that is interrupted before that is sent again, and writes
+//! the same bytes once more, under the locks that the mount still holds.
 
 use super::accept::{Accepted, Accepting};
 use crate::counters::add;
@@ -76,7 +76,7 @@ impl Planned<'_> {
     }
 }
 
-/// Whether the parts are in order, within the bounds, and together just as long as the payload.
+/// Returns whether the parts are in order, within the bounds, and together just as long as the payload.
 fn check_shape(parts: &[BatchPart], payload: usize) -> Result<()> {
     let sum: u64 = parts.iter().map(|p| u64::from(p.len)).sum();
     let bounded = !parts.is_empty() && parts.len() <= BATCH_PARTS_MAX && payload <= BATCH_BYTES_MAX;
@@ -238,7 +238,7 @@ impl<E: Env> RequestCx<E> {
             return Err(Errno::Again);
         }
         if !self.check_again(part.object)? {
-            // If the part is sent alone, the inode's target is asked again.
+            // If the part is sent separately, the inode's target is asked again.
             return Err(Errno::Again);
         }
         Ok(self.generation(part.object, part.generation, false))
@@ -247,7 +247,7 @@ impl<E: Env> RequestCx<E> {
     async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
         let generation = self.check_part(part)?;
         if self.is_limited(part.object, part.range(), part.cover) {
-            // If it is sent alone, it waits until the limit permits it.
+            // If it is sent separately, it waits until the limit permits it.
             return Err(Errno::Again);
         }
         if self.target.storage.below.is_anyone_alone() {
@@ -261,7 +261,8 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// Removes from `parts` the parts that are accepted into memory and those that fail. Appends the record of the
-    /// accepted ones, in the same step. The record, with the answer if this is the last step, if no part is left.
+    /// accepted ones, in the same step. Returns the record, which contains the answer if this is the last step and no
+    /// part is left.
     fn accept_parts(&self, parts: &mut Vec<Part<'_>>, outcomes: &mut [Result<()>], last: bool) -> Option<Lsn> {
         self.target.exhume();
         let mut accepted = Accepted::default();
@@ -301,8 +302,8 @@ impl<E: Env> RequestCx<E> {
         Some(self.append_accepted(accepted, reply.as_ref()))
     }
 
-    /// Whether a part that is written together with the others has its blocks in one piece: it is overwritten in place,
-    /// or is all of its file.
+    /// Returns whether the blocks of a part that is written together with the others are contiguous: it is overwritten
+    /// in place, or it is the whole file.
     fn is_better_together(&self, p: &Part<'_>) -> bool {
         let is_whole = || {
             let end = self.target.data.borrow().object(p.part.object).map_or(0, |o| o.end);

@@ -7,8 +7,8 @@
 //! Invariants: the caller holds the range of the plan, so the requested bytes do not change meanwhile. Surrounding
 //! blocks are not locked. They are kept only if no write of them was under way (`OnTheWay::end`) and they match their
 //! checksums. No error is reported if they do not match. Kept blocks were verified when they were read from the disk,
-//! or were written by a flush. A read waits at most once for concurrent reads of the same blocks, and then reads by
-//! itself. A read of many files does not wait.
+//! or were written by a flush. A read waits at most once for concurrent reads of the same blocks; after that it reads
+//! the blocks itself. A read of many files does not wait.
 
 use super::read_way::{ReadWay, State, way};
 use crate::counters::add;
@@ -29,7 +29,7 @@ use std::cell::Cell;
 /// afterwards had 0.91 (docs/LESSONS.md).
 const VERIFIED_BYTES: usize = 1 << 20;
 
-/// Blocks of a file that lie side by side on the disk.
+/// Blocks of a file that are adjacent on the disk.
 #[derive(Clone, Copy)]
 struct Run {
     file_block: u64,
@@ -54,7 +54,7 @@ fn runs_of(plan: &ReadPlan) -> Vec<Run> {
     plan.segments.iter().filter_map(run).collect()
 }
 
-/// A run on its way from the disk, at a place of a buffer.
+/// A run that is being read from the disk, with its place in a buffer.
 pub(super) struct Fetch {
     run: Run,
     at: usize,
@@ -105,8 +105,8 @@ impl<E: Env> RequestCx<E> {
     /// what this function returns.
     pub(super) fn kept_or_fetched(&self, plan: &ReadPlan, base: usize) -> std::result::Result<Buf, Vec<Fetch>> {
         let (counters, runs) = (&self.worker.counters, runs_of(plan));
-        // Files of a directory that are read together are adjacent on the disk; if each were noted, they would displace
-        // what is known about reads of large files.
+        // Files of a directory that are read together are adjacent on the disk. If each of them were recorded, they
+        // would displace the records about reads of large files.
         let way = self.read_way(plan, &runs, ReadAdvice::Normal, || Beside::Neighbour);
         if way == ReadWay::Kept {
             let mut buf = Buf::scratch(plan.aligned().len() as usize);

@@ -13,7 +13,7 @@ use amphi_types::ObjectId;
 use amphi_wire::{Access, Answer, ContendedParts, Make, Reply, Request};
 use std::rc::Rc;
 
-/// The objects that an answer tells of.
+/// The objects to which an answer refers.
 pub(super) enum Objects {
     None,
     One(ObjectId),
@@ -43,7 +43,7 @@ impl Objects {
         }
     }
 
-    /// Adds to the answer what is contended now.
+    /// Adds to the answer which objects are contended now.
     pub(super) fn tell<E: Env>(self, worker: &Rc<Worker<E>>, target: &Target<E>, answer: &mut Answer) {
         if matches!(self, Objects::None) {
             return;

@@ -52,10 +52,10 @@ pub(super) enum Step {
     Full(Buf),
 }
 
-/// Which blocks a step may use as new ones.
+/// The blocks that a step may use as new ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
-    /// Free blocks only.
+    /// Only free blocks.
     Free,
     /// Reserved blocks too, for overwrites only.
     Kept,
@@ -314,7 +314,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Step::Done(reply))
     }
 
-    /// Whether free space is so ample that mounts may let writes return before they are answered.
+    /// Returns whether free space is so ample that mounts may let writes return before they are answered.
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.count() as u64;
         let wanted = self.worker.tunables.get(Tunable::RoomyBytes).saturating_mul(mounts + 1);
@@ -322,8 +322,8 @@ impl<E: Env> RequestCx<E> {
         self.target.free_blocks(false).saturating_sub(granted) * BLOCK >= wanted
     }
 
-    /// How writes are planned. Another mount may read after a crash, before a request is sent again, and must not find
-    /// half of it.
+    /// How writes are planned. Another mount may read after a crash, before the request is sent again, and must not
+    /// find half of the write.
     pub(super) fn fresh(&self) -> Fresh {
         if self.target.coherence.tokens.on() { Fresh::Written } else { Fresh::Needed }
     }
@@ -377,7 +377,7 @@ impl<E: Env> RequestCx<E> {
         self.plan(|data| data.plan_write(object, range, generation, fresh, holder)).await
     }
 
-    /// The old blocks that the plan wants to keep bytes of: as they were written lately, or from the disk.
+    /// Reads the old blocks of which the plan keeps some bytes: from the images of recent writes, or from the disk.
     pub(super) async fn read_edges(&self, plan: &WritePlan) -> Result<Vec<Image>> {
         let recent = |edge: &amphi_data::Edge| {
             self.target.data.borrow().recent.get(plan.object, edge.file_block, edge.physical).cloned()
@@ -396,7 +396,7 @@ impl<E: Env> RequestCx<E> {
         edges.into_iter().collect()
     }
 
-    /// Adds where the plan's whole blocks go, which begin `base` bytes into a buffer.
+    /// Adds the places of the plan's whole blocks, which begin `base` bytes into a buffer.
     pub(super) fn push_segments(&self, plan: &WritePlan, base: usize, pieces: &mut Vec<Piece>) {
         let from_block = plan.aligned().start / BLOCK;
         for s in &plan.segments {
@@ -406,8 +406,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Waits until a written plan may be committed. A block at its edges with bytes of a write that has failed since is
-    /// written once more without them. Returns what the blocks at the edges have become.
+    /// Waits until a written plan may be committed. If a block at the edge contains bytes of another write that has
+    /// failed since, it is written once more without them. Returns the final content of the blocks at the edges.
     async fn in_turn(&self, plan: &mut WritePlan, edges: &[Edge], written: Written) -> Result<(InFlight, Images)> {
         for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
             edge.turn().await;
@@ -433,7 +433,7 @@ impl<E: Env> RequestCx<E> {
         Ok((landing, images))
     }
 
-    /// A block of an object as it is now.
+    /// The present content of a block of an object.
     async fn committed_block(&self, object: ObjectId, block: u64) -> Result<Buf> {
         let plan = self.target.data.borrow().plan_disk_read(object, ByteRange::at(block * BLOCK, BLOCK));
         let mut whole = Buf::zeroed(BLOCK as usize);
@@ -501,8 +501,8 @@ impl<E: Env> RequestCx<E> {
         Ok(Written { landing, images, bases })
     }
 
-    /// Whether the request comes from a client that acts for one user only, so that every write clears setuid and
-    /// setgid bits. Mounts that act for all users name root here and clear the bits themselves.
+    /// Returns whether the request comes from a client that acts for one user only, so that every write clears setuid
+    /// and setgid bits. Mounts that act for all users name root here, and clear the bits themselves.
     pub(super) fn is_for_a_user(&self) -> bool {
         self.cred.uid != 0
     }
@@ -510,12 +510,12 @@ impl<E: Env> RequestCx<E> {
     /// Updates the inode after a change of stripe 0, which is on the same target.
     pub(super) fn note_write(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
-        // The inode was looked at when the span was taken, and an inode whose object is busy is not removed.
+        // The inode was checked when the span was taken, and an inode whose object is in use is not removed.
         self.target.note_landed(ino, txn);
         if kill_suidgid {
             let mut meta = self.target.meta.borrow_mut();
             let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-            // Dropping privileges needs none.
+            // A write that only drops privileges needs no open.
             let _ = meta.setattr(&self.cred, ino, &set, self.now, txn);
         }
     }

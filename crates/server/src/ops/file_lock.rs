@@ -131,7 +131,7 @@ pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     tell(worker, target);
 }
 
-/// Informs sessions about their requests, and checks waiting ones.
+/// Informs sessions about their requests, and checks waiting requests.
 fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     for (session, number) in target.coherence.file_locks.take_news() {
         add(&worker.counters.file_lock_news, 1);

@@ -1,7 +1,7 @@
 //! Flushing: bytes that were accepted into memory get their blocks.
 //!
-//! Owns: how a unit is written, what is flushed next, the agent that does it. Does not own: the delayed bytes
-//! (`amphi_data::Delayed`), the memory (`write_back`).
+//! Owns: how a unit is written, which unit is flushed next, and the agent that does this. Does not own: the delayed
+//! bytes (`amphi_data::Delayed`), the memory (`write_back`).
 //!
 //! A unit of 1 MiB that is delayed as a whole is flushed at once. Other bytes are flushed when they are old enough,
 //! when the memory is half full, and for callers of `fsync`. All delayed bytes of a unit get their blocks together, in
@@ -47,12 +47,12 @@ type UnitKey = (ObjectId, u64);
 struct Gap {
     /// Bytes of the file.
     range: ByteRange,
-    /// Where the block is on the disk. `None` means that it has zeros.
+    /// The place of the block on the disk. `None` means that it has zeros.
     physical: Option<u64>,
 }
 
 impl<E: Env> Target<E> {
-    /// Flushes what is delayed of these units. An error of one does not keep the others from being flushed.
+    /// Flushes the delayed bytes of these units. An error of one does not keep the others from being flushed.
     pub async fn flush_units(&self, units: Vec<UnitKey>) -> Result<()> {
         let mut result = Ok(());
         let mut flushes = futures_util::stream::iter(units)
@@ -70,7 +70,7 @@ impl<E: Env> Target<E> {
     }
 
     /// A unit cannot be written: the mounts that wrote its file are informed, unless all of it would survive a loss of
-    /// power. If the local file system below is full, it will have space again.
+    /// power. If only the local file system below is full, no mount is informed, because it will have space again.
     fn tell_writers(&self, object: ObjectId, unit: u64, why: Errno) {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
         if why != Errno::NoSpace && self.data.borrow().delayed.has_unlogged(object, range) {
@@ -100,12 +100,14 @@ impl<E: Env> Target<E> {
         self.flush_held(object, range).await
     }
 
-    /// Flushes what is delayed of a range. The caller holds its blocks alone.
+    /// Flushes what is delayed of a range. The caller has locked its blocks exclusively.
     pub async fn flush_held(&self, object: ObjectId, range: ByteRange) -> Result<()> {
         let runs = self.data.borrow().delayed.runs(object, range);
         if runs.is_empty() {
             return Ok(());
         }
+        let _held = self.hold([object.ino]).await?;
+        let runs = self.data.borrow().delayed.runs(object, range);
         debug_assert!(runs.iter().all(|run| run.start >= range.start && run.end <= range.end), "what was asked for");
         let plans = self.write_somewhere(object, &runs).await?;
         assert_eq!(plans.len(), runs.len(), "{object:?}: each delayed run has its plan");
@@ -159,7 +161,7 @@ impl<E: Env> Target<E> {
         }
     }
 
-    /// Plans the runs, brings their bytes together and writes them. On an error the plans are to be aborted.
+    /// Plans the runs, collects their bytes and writes them. On an error the caller has to abort the plans.
     async fn write_runs(
         &self,
         object: ObjectId,
@@ -199,7 +201,7 @@ impl<E: Env> Target<E> {
         add(&self.counts.worker.data_writes, pieces.len() as u64);
         sizes.note_disk(pieces.iter().map(|p| p.len));
         add(&self.counts.worker.flush_bytes, buf.len() as u64);
-        // Other mounts may read what several mounts have written; a sole mount caches it itself.
+        // Other mounts may read what several mounts have written; a sole mount caches its own bytes.
         let keeps = self.coherence.tokens.on() && self.storage.disk.cache.borrow().is_open();
         add(&self.counts.worker.cache_flushed_bytes, if keeps { buf.len() as u64 } else { 0 });
         let disk = self.storage.disk.keeping(keeps);
@@ -210,9 +212,9 @@ impl<E: Env> Target<E> {
         written.into_iter().collect::<std::io::Result<()>>().map_err(|e| self.disk_error("write", &e))
     }
 
-    /// Fills whole blocks with the delayed bytes of a plan and with what the blocks have around and between them.
-    /// Returns the blocks that are damaged on the disk. The accepted bytes are written to their places, but these
-    /// blocks stay damaged. Also returns whether the file is to have checksums.
+    /// Fills whole blocks with the delayed bytes of a plan, and with the other bytes of these blocks. Returns the
+    /// blocks that are damaged on the disk. The accepted bytes are written to their places, but these blocks stay
+    /// damaged. Also returns whether the file is set to have checksums.
     async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<(Vec<u64>, DataChecksums)> {
         let start = plan.aligned().start;
         assert_eq!(aligned.len() as u64, plan.aligned().len(), "the plan of {:?} is for other blocks", plan.range);
@@ -262,7 +264,7 @@ impl<E: Env> Target<E> {
         gaps
     }
 
-    /// The bytes of a block on the disk, and whether they are those that were written there.
+    /// Reads the bytes of a block from the disk, and says whether they match the checksum.
     async fn block_beneath(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<(Buf, bool)> {
         let Some(physical) = physical else { return Ok((Buf::zeroed(BLOCK as usize), true)) };
         if let Some(image) = self.data.borrow().recent.get(object, block, physical) {
@@ -274,6 +276,7 @@ impl<E: Env> Target<E> {
     /// Brings an inode up to what its object here has on the disk.
     pub fn note_landed(&self, ino: Ino, txn: &mut Txn) {
         let mut meta = self.meta.borrow_mut();
+        assert!(!meta.is_away(ino), "inode {ino} is to be changed, and is not in memory");
         let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.objects.wide, i.objects.spread)) else { return };
         let noted = if !wide {
             meta.settle(ino, &self.landed(ino), txn)
@@ -296,7 +299,7 @@ impl<E: Env> Target<E> {
         Ok(())
     }
 
-    /// The data of the objects of a file on this target that is on the disk: its inode may include it.
+    /// The data of a file's objects on this target that is on the disk, and that its inode may already include.
     pub fn landed(&self, ino: Ino) -> Gathered {
         let mut sum = Gathered::default();
         for (_, o) in self.data.borrow().landed_of(ino) {
@@ -314,7 +317,7 @@ impl<E: Env> Target<E> {
         view
     }
 
-    /// Flushes what is due. Whether all of it could be.
+    /// Flushes all units that are due. Returns whether all of it could be.
     async fn flush_due(&self) -> Result<()> {
         loop {
             let units = self.due();
@@ -348,7 +351,7 @@ impl<E: Env> Target<E> {
         units
     }
 
-    /// How long the agent may sleep.
+    /// Returns how long the agent may sleep.
     fn flush_pause(&self) -> Option<Duration> {
         let age = Duration::from_nanos(self.storage.write_back.settings().age_ns);
         if !self.data.borrow().delayed.is_empty() {
@@ -358,7 +361,7 @@ impl<E: Env> Target<E> {
     }
 }
 
-/// Flushes what is due, until the target is dropped.
+/// Flushes units that are due, until the target is dropped.
 pub async fn flush_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc::Receiver<()>) {
     let mut told = false;
     loop {

@@ -12,7 +12,7 @@
 //!
 //! Overwrites under way have allocated new blocks and have not freed the old ones yet. Until they have ended, the free
 //! space looks smaller than it is. A write waits for them before it is refused. Meanwhile no other write begins, and
-//! later ones queue behind it.
+//! later writes queue behind it.
 //!
 //! Invariants: only one write of a target at a time uses the reserved blocks, and it waits for nothing that waits for
 //! it. It holds no span when it takes its turn, and a caller with a plan waits for no turn. Each step is a record of
@@ -36,8 +36,8 @@ use amphi_zone::Order;
 use std::time::Duration;
 
 impl<E: Env> Target<E> {
-    /// Frees blocks that are reserved for accepted bytes, and blocks whose freeing is not stable yet. The caller holds
-    /// no span and no plan.
+    /// Frees blocks: flushes accepted bytes that have blocks reserved, and makes records stable that have freed blocks.
+    /// The caller holds no span and no plan.
     async fn find_room(&self) -> Result<()> {
         if self.data.borrow().delayed.promised() > 0 {
             add(&self.counts.worker.flushes_for_room, 1);
@@ -57,8 +57,8 @@ impl<E: Env> RequestCx<E> {
     /// Executes a write for which there was no space, after everything that can free space. The write is at most as
     /// long as one record can name.
     ///
-    /// Errors: `NoSpace` if there is no space for the blocks that it adds. Then nothing was written, unless others took
-    /// the space meanwhile.
+    /// Errors: `NoSpace` if there is no space for the blocks that it adds. In that case nothing was written, unless
+    /// other writes took the space meanwhile.
     pub(super) async fn write_full(
         &self,
         object: ObjectId,
@@ -126,8 +126,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether there is space for the blocks that a write of `range` adds, after all writes under way have ended. The
-    /// caller holds no span and no plan.
+    /// Returns whether there is space for the blocks that a write of `range` adds, after all writes under way have
+    /// ended. The caller holds no span and no plan.
     async fn has_room_at_last(&self, object: ObjectId, range: ByteRange, cover: Cover) -> Result<bool> {
         loop {
             self.target.find_room().await?;
@@ -139,7 +139,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether no block is in use that will become free by itself.
+    /// Returns whether no block that is in use will become free without further requests.
     fn is_settled(&self) -> bool {
         let data = self.target.data.borrow();
         data.planned_blocks() == 0 && data.pending_blocks() == 0
@@ -166,8 +166,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Plans a step of a write that may use reserved blocks. If even those are gone, blocks with checksums lose these
-    /// permanently and are overwritten in place, if no other mount reads the file.
+    /// Plans a step of a write that may use reserved blocks. If even these blocks are used up, blocks with checksums
+    /// lose their checksums and are overwritten in place, if no other mount reads the file.
     pub(super) async fn plan_overwrite(
         &self,
         object: ObjectId,

@@ -1,12 +1,13 @@
 //! Grants of space: how many blocks a session may have dirty in its cache without finding the target full.
 //!
-//! Owns: how much is granted to which session, and requesting grants back. Does not own: the grants and what writes
-//! take from them (`amphi_data`), what a mount counts against its grant (the client).
+//! Owns: how much is granted to which session, and requesting grants back. Does not own: the grants and how writes use
+//! them (`amphi_data`), how a mount counts its grant (the client).
 //!
-//! A session requests a grant once. Later its own writes renew its share. The blocks that a write takes are granted
-//! again in the same record. So nothing changes and nothing is logged, as long as the share has not become smaller. A
-//! share is a part of the blocks that are not granted, so it shrinks with the free space. If a request without a grant
-//! finds no space, all sessions are asked to return blocks that they do not need, before the request is refused.
+//! A session has to request a grant only once. Later its own writes renew its share. The blocks that a write takes are
+//! granted again in the same record. So nothing changes and nothing is logged, as long as the share has not become
+//! smaller. A share is a part of the blocks that are not granted, so it shrinks with the free space. If a request
+//! without a grant finds no space, all sessions are asked to return blocks that they do not need, before the request is
+//! refused.
 //!
 //! Invariants: a session learns of blocks only when the record that grants them survives a kill of the server. These
 //! blocks are reserved for its writes, whatever others do, until it returns them or its session ends. A write with a
@@ -25,9 +26,9 @@ use amphi_zone::Order;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// At a time, all sessions together are granted one part in this many of the space that is not granted.
+/// At any time, all sessions together are granted one part in this many of the space that is not granted.
 const SHARE: u64 = 4;
-/// Less is not worth a record, blocks.
+/// A smaller grant is not worth a record, blocks.
 const LEAST: u64 = 32;
 /// How often the target checks whether all sessions that got the request have answered.
 const LOOK: Duration = Duration::from_millis(1);
@@ -51,7 +52,7 @@ pub(super) fn teller<E: Env>(
     }
 }
 
-/// Whether the answer to a request reports the session's grant.
+/// Returns whether the answer to a request reports the session's grant.
 fn concerns(op: &Request) -> bool {
     match op {
         Request::Grant { .. } => true,

@@ -5,7 +5,7 @@ use crate::message::{TargetReply, TargetRequest};
 use crate::tx::run::Ran;
 use crate::worker::request::RequestCx;
 use amphi_env::Env;
-use amphi_meta::{Facts, plan};
+use amphi_meta::{Facts, Outcome, plan};
 use amphi_types::{Errno, Ino, Name, Result};
 use amphi_wire::Reply;
 
@@ -13,7 +13,7 @@ impl<E: Env> RequestCx<E> {
     /// Facts of an inode of any target.
     pub async fn facts_anywhere(&self, ino: Ino) -> Result<Facts> {
         if ino.target() == self.target.id {
-            return self.target.meta.borrow().facts(ino);
+            return self.target.step(|meta| meta.facts(ino).map(Outcome::Done)).await;
         }
         match self.worker.ask(ino.target(), TargetRequest::Facts(ino)).await? {
             TargetReply::Facts(facts) => Ok(*facts),
@@ -34,7 +34,7 @@ impl<E: Env> RequestCx<E> {
             };
             let parts = plan::link(&self.cred, &place.dir, &name, place.child.is_some(), &file)?;
             let reply = async |cx: &RequestCx<E>| {
-                // The inode is held, so this is it but for the link to come.
+                // The inode is locked, so its state will change only by the new link.
                 let mut view = cx.view_anywhere(ino, false).await?;
                 if let Some(known) = known.filter(|known| known.generation == view.generation) {
                     (view.attr.size, view.attr.mtime) =

@@ -33,7 +33,7 @@ impl<E: Env> RequestCx<E> {
             _ => self.target.id,
         };
         self.target.meta.borrow_mut().set_pool(self.worker.pool());
-        // A number taken for a plan that failed is not used again; the next plan may use it.
+        // If a number was taken for a plan that failed, the next plan may use it.
         let mut foreign = None;
         for _ in 0..PLAN_TRIES {
             let place = super::names::place(&self.target, dir, &name).await?;
@@ -62,7 +62,7 @@ impl<E: Env> RequestCx<E> {
             };
             let parts = plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, ino)?;
             let view = self.planned_view(&parts)?;
-            let _admitted = self.admit_inode(&parts).await?;
+            let _admitted = self.admit_inodes(&parts).await?;
             let opens = open.map(|access| (ino, access));
             let reply = Reply::Made { inode: view, created: true, lock: None };
             match self.run_parts(parts, &[(dir, &name)], opens, async |_| Ok(reply)).await? {
@@ -85,8 +85,8 @@ impl<E: Env> RequestCx<E> {
         Ok(ino)
     }
 
-    /// A write lock on the first object of a file that no other mount knows yet. The logged answer does not have it: a
-    /// restarted server knows no locks but those that clients present.
+    /// Grants a write lock on the first object of a file that no other mount knows yet. The logged answer does not have
+    /// it: a restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
         // If the session has ended meanwhile, it would keep the lock for ever.
         let grows = self.worker.tunables.on(Tunable::LockGrowth);
@@ -163,7 +163,7 @@ impl<E: Env> RequestCx<E> {
                 let meta = self.target.meta.borrow();
                 plan::tmpfile(&self.cred, &meta.facts(dir)?, &spec, meta.next_ino()?)?
             };
-            self.admit_inode(&parts).await?
+            self.admit_inodes(&parts).await?
         };
         self.alive()?;
         let (lsn, reply) = {

@@ -2,10 +2,10 @@
 //! places.
 //!
 //! A kernel keeps one place for each directory that it knows. It uses this place for `..` and for the path of a working
-//! directory, without a request to its mount. It moves a directory when a look-up shows it at its new place, and drops
-//! it when a look-up finds that it does not exist. But it may take long until any program makes such a look-up. So each
-//! other mount is informed of the name, and makes its kernel look the name up. The change is answered when all have
-//! done so, or after a short time (`coherence::questions`).
+//! directory, without a request to its mount. The kernel moves a directory when a look-up shows it at its new place,
+//! and drops it when a look-up finds that it does not exist. But it may take long until any program makes such a
+//! look-up. So each other mount is informed of the name, and makes its kernel look the name up. The change is answered
+//! when all have done so, or after a short time (`coherence::questions`).
 //!
 //! Owns: the choice of the mounts that are notified. Does not own: how a mount makes its kernel look the name up.
 //! Invariant: nothing that a mount may need to look is held meanwhile, neither names nor tokens nor the lock on moving

@@ -3,15 +3,16 @@
 use crate::message::{Place, TargetReply, TargetRequest};
 use crate::tx::two_phase;
 use crate::worker::request::RequestCx;
+use crate::zone_target::residency::HeldInodes;
 use crate::zone_target::{NameKey, Target};
 use amphi_env::Env;
-use amphi_meta::{Inode, MetaStore, perm};
+use amphi_meta::{Inode, MetaStore, Outcome, perm};
 use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
 use amphi_wire::{DirEntry, InodeView, Reply, Tokens};
 use futures_util::future::join_all;
 use std::collections::BTreeMap;
 
-/// Most entries of one listing. With attributes and long names they fit into the body of a message.
+/// Most entries of one listing. With attributes and long names, this many entries fit into the body of a message.
 const ENTRIES_MAX: usize = 1024;
 /// How often a name is looked up again because its inode is gone; each time another client has replaced it.
 const LOOKUP_TRIES: usize = 1000;
@@ -32,15 +33,15 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
     }
 }
 
-/// A directory as the listing of its parent shows it.
+/// The attributes of a directory for the listing of its parent.
 pub fn directory_view(meta: &MetaStore, ino: Ino) -> Option<InodeView> {
     let inode = meta.inode(ino).ok().filter(|inode| inode.kind == Kind::Dir && !inode.objects.spread)?;
     Some(plain_view(meta, ino, &inode))
 }
 
 impl<E: Env> RequestCx<E> {
-    /// The view of an inode of any target. Without `wait` the inode is locked by this operation, so no glimpse is sent
-    /// and no token granted.
+    /// The view of an inode of any target. Without `wait`, the inode is locked by this operation, so no glimpse is sent
+    /// and no token is granted.
     pub async fn view_anywhere(&self, ino: Ino, wait: bool) -> Result<InodeView> {
         let asker = wait.then_some(self.session);
         let (view, token) = if ino.target() == self.target.id {
@@ -100,12 +101,26 @@ impl<E: Env> RequestCx<E> {
     pub async fn readdir(&self, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(dir)]).await;
         two_phase::settle_names(&self.target, dir).await;
+        // Inodes that cannot be read are listed without attributes.
+        let _held = if plus { self.hold_listed(dir, cookie, max).await.ok() } else { None };
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
         if plus && self.tree.is_none() && !self.target.coherence.tokens.on() {
             self.add_directories(&mut entries).await;
         }
         Ok(Reply::Entries { parent, entries, end })
+    }
+
+    /// Holds the inodes that the listing shows, if some are not in memory. Whichever come to the directory afterwards
+    /// may be listed without attributes.
+    async fn hold_listed(&self, dir: Ino, cookie: u64, max: u32) -> Result<HeldInodes> {
+        let listed = {
+            let meta = self.target.meta.borrow();
+            let max = if meta.any_away() { (max as usize).clamp(1, ENTRIES_MAX) } else { 0 };
+            let found = if max > 0 { meta.readdir(dir, cookie, max).ok() } else { None };
+            found.map_or(Vec::new(), |(entries, _)| entries)
+        };
+        self.target.hold(listed.into_iter().map(|entry| entry.child)).await
     }
 
     /// The part of the answer from this target: the parent directory if the listing starts here, the entries, and
@@ -125,6 +140,9 @@ impl<E: Env> RequestCx<E> {
         let known =
             |ino: &Ino| !self.target.coherence.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
         let view = |ino: Ino| {
+            if meta.is_away(ino) {
+                return None;
+            }
             let inode = meta.inode(ino).ok().filter(|i| !i.objects.spread && (i.kind == Kind::Dir || known(&ino)));
             let inode = inode.filter(|i| self.has_project(i.charged().project).is_ok());
             inode.map(|i| self.target.view_of(&meta, ino, &i))
@@ -176,15 +194,17 @@ impl<E: Env> RequestCx<E> {
 /// A directory of this target and where a name in it leads. Errors: `Remote` if its names lie in shards.
 pub async fn place<E: Env>(target: &Target<E>, dir: Ino, name: &Name) -> Result<Place> {
     target.settle(vec![NameKey::Inode(dir), NameKey::Entry(dir, name.clone())]).await;
-    let meta = target.meta.borrow();
-    let facts = meta.facts(dir)?;
-    if !facts.shards.is_empty() {
-        return Err(Errno::Remote);
-    }
-    let child = meta.find(dir, name)?.map(|d| (d.child, d.kind));
-    let child_facts = match child {
-        Some((ino, _)) if ino.target() == target.id => Some(meta.facts(ino)?),
-        _ => None,
+    let place = |meta: &MetaStore| {
+        let facts = meta.facts(dir)?;
+        if !facts.shards.is_empty() {
+            return Err(Errno::Remote);
+        }
+        let child = meta.find(dir, name)?.map(|d| (d.child, d.kind));
+        let child_facts = match child {
+            Some((ino, _)) if ino.target() == target.id => Some(meta.facts(ino)?),
+            _ => None,
+        };
+        Ok(Outcome::Done(Place { dir: facts, child, facts: child_facts }))
     };
-    Ok(Place { dir: facts, child, facts: child_facts })
+    target.step(place).await
 }

@@ -25,10 +25,10 @@ use std::time::Duration;
 /// Most access times in one record, so that the inodes are locked only for a short time.
 const ACCESSED_MAX: usize = 64;
 /// How long opens of an earlier run are kept for a session that has reconnected and may repeat its requests of that
-/// run. It repeats them as soon as it has reconnected, and again if the connection breaks. After a minute it gives up
-/// (`transport.give_up_s`).
+/// run. The client repeats its requests as soon as it has reconnected, and again if the connection breaks. After a
+/// minute it gives up (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
-/// Most files that are presented in one record, or called back at once.
+/// Most files that are presented in one record, or whose locks are called back at once.
 const OPENS_A_STEP: usize = 64;
 
 /// The session that opens an inode, and the access.
@@ -41,7 +41,7 @@ pub struct Opening<'a> {
     pub access: Access,
     /// Whether the inode is opened to be executed.
     pub exec: bool,
-    /// The client named the inode, and has dropped what it cached of it if it opens for writing.
+    /// The client named the inode, and has dropped its cached entries of it if it opens for writing.
     pub known: bool,
     /// The request of the session at another target. The open is counted once for each request, because the requesting
     /// target may have been restarted in between, and so may this target.
@@ -54,21 +54,21 @@ impl Opening<'_> {
         self.by.map(|(target, id)| ((self.session, target, id.slot), id.seq))
     }
 
-    /// Whether this very open is registered.
+    /// Returns whether this very open is registered.
     fn is_registered<E: Env>(&self, target: &Target<E>, ino: Ino) -> bool {
         self.slot().is_some_and(|(slot, seq)| target.files.was_opened_for(slot, seq, ino))
     }
 }
 
-/// Opens an inode of this target. Returns what is seen of it, the number of the change if it is opened for writing, and
-/// the right to cache. A session that may write changes attributes from now on without notice: no other session may
-/// cache them.
+/// Opens an inode of this target. Returns its view, the number of the change if it is opened for writing, and the right
+/// to cache. A session that may write changes attributes from now on without notice: no other session may cache them.
 pub async fn open_here<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     ino: Ino,
     how: Opening<'_>,
 ) -> Result<(InodeView, Option<u64>, Option<TokenGrant>)> {
+    let _held = target.hold([ino]).await?;
     let is_news =
         || how.access.write && target.coherence.tokens.on() && !target.files.open.borrow().is_writer(how.session, ino);
     let mut changed = None;
@@ -149,6 +149,10 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
 /// Called when an open of the inode has ended. Destroys the inode if it has no name and no open, and settles its size
 /// if no session has it open for writing any more.
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
+    if target.meta.borrow().is_away(ino) {
+        // It has a name, and the right size.
+        return;
+    }
     let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.objects.spread)) else { return };
     if nlink == 0 {
         destroy_orphan(worker, target, ino);
@@ -159,7 +163,7 @@ pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: 
 
 /// Opens an inode again for a request of an earlier run that is asked again after its open was given up.
 ///
-/// Errors: `Stale` if the inode has gone since.
+/// Errors: `Stale` if the inode has been removed since.
 pub async fn open_again<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -258,10 +262,10 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// Updates access times, with one record. No client waits for this. It is left out while an operation has the inode
-    /// locked, or if the log is nearly full, because only a time is lost. With tokens it is a change like any other,
-    /// made after the answer, and one for all of these inodes. So each mount that caches their attributes gets one
-    /// revocation.
+    /// Updates access times, with one record. No client waits for this. The update is omitted while an operation has
+    /// the inode locked, or if the log is nearly full, because only a time is lost. If tokens are granted, the update
+    /// is a change like any other, made after the answer, and a single one for all of these inodes. So each mount that
+    /// caches their attributes gets one revocation.
     fn accessed(&self, times: Vec<(Ino, Timespec)>) {
         let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
             let mut txn = Txn::default();
@@ -276,6 +280,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.coherence.tokens.on() {
             let (worker, target, session) = (self.worker.clone(), self.target.clone(), self.session);
             self.worker.env.spawn(async move {
+                let Ok(_here) = target.hold(times.iter().map(|(ino, _)| *ino)).await else { return };
                 let held = times.iter().map(|(ino, _)| (NameKey::Inode(*ino), Hold::Exclusive)).collect();
                 let _guard = target.queues.names.take(held).await;
                 if target.zone.reserve(0).await.is_err() {
@@ -299,8 +304,8 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Discard`.
     pub fn discard(&self, ino: Ino, opens: u32) -> Result<Reply> {
         let Ok(nlink) = self.target.meta.borrow().inode(ino).map(|i| i.nlink) else { return Ok(Reply::Done) };
-        // A session that has not come back yet may have it open as well, and an operation that holds it may be about to
-        // give it a name.
+        // A session that has not connected again yet may have it open as well, and an operation that holds it may be
+        // about to give it a name.
         let held = self.target.queues.names.is_held_alone(&NameKey::Inode(ino));
         if nlink > 0 || held || !self.target.reclaim.is_over() {
             return Err(Errno::Busy);
@@ -348,14 +353,14 @@ impl<E: Env> RequestCx<E> {
             };
             let opens = opens.into_iter().filter(|(ino, access)| may(*ino, *access));
             for (ino, access) in opens.chain(kept) {
-                if meta.inode(ino).is_ok() {
+                if meta.is_away(ino) || meta.inode(ino).is_ok() {
                     table.open(self.session, ino, access);
                 }
             }
         }
-        // In the step in which it is a writer: nothing is settled from here on.
+        // This is done in the step in which the session becomes a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
-        // If the session was evicted meanwhile, other sessions may have used what it held.
+        // If the session was evicted meanwhile, other sessions may have used the locks that it held.
         let ids = match self.target.reclaim.is_eligible(self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };
@@ -379,7 +384,7 @@ impl<E: Env> RequestCx<E> {
             }
         }
         if let Some(lsn) = spread {
-            // A target that has failed takes no writes either.
+            // A target that has failed accepts no writes either.
             let _ = self.target.zone.stable(lsn).await;
         }
         if self.alive().is_ok() {

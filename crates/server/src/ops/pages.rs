@@ -13,7 +13,7 @@ use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
 use amphi_wire::{ReadAdvice, Reply};
 use std::rc::Rc;
 
-/// A change of bytes under way. It is noted when it begins and again when it ends, because pages may be read in
+/// A change of bytes that is under way. It is noted when it begins and again when it ends, because pages may be read in
 /// between.
 pub(super) struct Changed<E: Env> {
     target: Rc<Target<E>>,
@@ -61,8 +61,8 @@ impl<E: Env> RequestCx<E> {
         self.read(object, range, false, ReadAdvice::Normal).await
     }
 
-    /// A lock for what the session has changed under its own cached locks: it is granted ahead of requests that wait
-    /// for one of these locks, and all other holders of these bytes are called back.
+    /// Takes a lock for bytes that the session has changed under its own cached locks. It is granted ahead of requests
+    /// that wait for one of these locks, and all other holders of these bytes are called back.
     async fn bring_back(&self, object: ObjectId, range: ByteRange) -> Result<DirectLock> {
         self.target.recovered().await;
         self.alive()?;

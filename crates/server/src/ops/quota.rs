@@ -7,8 +7,8 @@
 //! an inode or changes its owner. A write with a grant was accepted by its mount, so it is not refused. Mounts are
 //! informed in time that they must not accept more (`Grant::limits`).
 //!
-//! Invariants: what is admitted is reserved until it is counted (`Admitted`). A write waits for the ledger's answer
-//! while it holds its span, and collecting shares takes no span.
+//! Invariants: an amount that is admitted is reserved until it is counted (`Admitted`). A write waits for the ledger's
+//! answer while it holds its span; collecting shares takes no span.
 
 pub(crate) mod accounts;
 pub(crate) mod counting;
@@ -18,41 +18,42 @@ use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
 use crate::zone_target::Target;
-use crate::zone_target::quota::Admitted;
+use crate::zone_target::quota::{Admitted, NewInodes, new_inodes};
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_quota::Admission;
 use amphi_types::{Account, Amount, ByteRange, Caps, Errno, Ino, Nearness, ObjectId, Owner, Result, TargetId};
 use amphi_wire::{Cover, Make, Reply, Request};
 use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// The target that has the ledger.
 pub(crate) const LEDGER: TargetId = TargetId(0);
-/// Pause before the check whether requests that were under way have left something is repeated.
+/// Pause before checking again whether requests under way have left some space.
 const AGAIN: Duration = Duration::from_millis(1);
-/// How often a request asks for a larger share of a limit. Others may use up the share each time.
+/// How often a request asks for a larger share of a limit. Other requests may use up the share each time.
 const ASKS_MAX: u32 = 1000;
-/// Pause before more of a limit is requested ahead of need again.
+/// Least time between two requests for more share ahead of need.
 const AHEAD_EVERY: Duration = Duration::from_millis(20);
 /// How long a refusal waits for files that are being removed.
 const FREED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a refusal waits for the close of a file that has no name any more.
 const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 
-/// Whether the use on this target may fall in a moment.
+/// Returns whether the use on this target may fall in a moment.
 pub(super) fn freeing<E: Env>(target: &Target<E>) -> Freeing {
     // Until all sessions of an earlier run have presented their opens, no inode without a name is removed.
     if !target.queues.destroying.borrow().is_empty() || !target.reclaim.is_over() {
         return Freeing::Yes;
     }
     let (meta, open) = (target.meta.borrow(), target.files.open.borrow());
-    let has_no_name = |ino: Ino| meta.inode(ino).is_ok_and(|inode| inode.nlink == 0);
+    let has_no_name = |ino: Ino| !meta.is_away(ino) && meta.inode(ino).is_ok_and(|inode| inode.nlink == 0);
     if open.inodes().any(has_no_name) { Freeing::Perhaps } else { Freeing::No }
 }
 
-/// Whether a refusal that has waited since then waits on.
+/// Returns whether a refusal that has waited since this time continues to wait.
 pub(super) fn waits<E: Env>(worker: &Worker<E>, since_ns: u64, freeing: Freeing) -> bool {
     let within = match freeing {
         Freeing::No => return false,
@@ -101,6 +102,7 @@ pub(super) async fn admit<E: Env>(
         if !target.counts.quota.shares.borrow().is_on() || wanted.is_none() {
             return Ok(None);
         }
+        target.counts.quota.end_reservations(worker.now_ns());
         let admission =
             target.counts.quota.shares.borrow().admit(owner, wanted, worker.now_ns(), |account| target.used(account));
         match admission {
@@ -111,8 +113,8 @@ pub(super) async fn admit<E: Env>(
             }
             Admission::Ask(_) => return Err(Errno::Quota),
             Admission::No(account) => {
-                // Requests under way may use less than they hold, or have been counted already; and a user who has just
-                // removed a file expects its space to be available.
+                // Requests under way may use less than they have reserved, or may have been counted already; and a user
+                // who has just removed a file expects that its space is available.
                 let is_idle = target.counts.quota.shares.borrow().held(account).is_none();
                 let freeing = if is_idle { freeing(target) } else { Freeing::Yes };
                 if asked > 0 && !waits(worker, since_ns, freeing) {
@@ -125,8 +127,25 @@ pub(super) async fn admit<E: Env>(
     }
 }
 
+/// Space within limits for the new inodes of an operation. When this is dropped, the operation has ended, or is planned
+/// again.
+pub(super) struct AdmittedInodes<E: Env> {
+    worker: Rc<Worker<E>>,
+    _own: Option<Admitted<E>>,
+    /// Other targets that hold some of it, and the first inode there.
+    elsewhere: SmallVec<[(TargetId, Ino); 1]>,
+}
+
+impl<E: Env> Drop for AdmittedInodes<E> {
+    fn drop(&mut self) {
+        for (home, first) in self.elsewhere.drain(..) {
+            self.worker.tell_later(home, TargetRequest::Quota(QuotaRequest::Unreserve(first)));
+        }
+    }
+}
+
 impl<E: Env> RequestCx<E> {
-    /// The owner of an object, as far as it is known here.
+    /// The owner of an object, as far as this target knows it.
     fn owner_of(&self, object: ObjectId) -> Option<Owner> {
         if object.ino.target() == self.target.id {
             return self.target.meta.borrow().charged(object.ino).ok();
@@ -135,7 +154,7 @@ impl<E: Env> RequestCx<E> {
         known.or_else(|| self.target.files.rights.borrow().get(object.ino, self.session).map(|right| right.owner))
     }
 
-    /// Finds room within limits for the blocks that a write of `range` adds. A write with a grant needs none.
+    /// Finds room within limits for the blocks that a write of `range` adds. A write with a grant needs no such check.
     ///
     /// Errors: `Quota`.
     pub(super) async fn admit_write(
@@ -152,15 +171,15 @@ impl<E: Env> RequestCx<E> {
         admit(&self.worker, &self.target, owner, Amount { blocks, inodes: 0 }, &|| self.alive()).await
     }
 
-    /// Whether a write may increase the use of an account with a limit, and is not covered by a grant.
+    /// Returns whether a write may increase the use of an account with a limit, and is not covered by a grant.
     pub(super) fn is_limited(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         cover != Cover::Granted
             && self.target.counts.quota.shares.borrow().is_on()
             && self.target.data.borrow().charge_of_write(object, range) > 0
     }
 
-    /// Whether a write is within the limits, as far as this can be decided without waiting. If it does not, nothing is
-    /// held.
+    /// Returns whether a write is within the limits, as far as this can be decided without waiting. If it does not,
+    /// nothing is held.
     pub(super) fn admits_write_now(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         let shares = self.target.counts.quota.shares.borrow();
         if cover == Cover::Granted || !shares.is_on() {
@@ -173,30 +192,28 @@ impl<E: Env> RequestCx<E> {
         shares.admit(owner, wanted, self.worker.now_ns(), used) == Admission::Yes
     }
 
-    /// Gets space within the limits for the inode that `parts` make, at its own target.
+    /// Gets space within the limits for the inodes that `parts` make, at their own targets. There it is held until they
+    /// are promised, and then until they are counted; here as long as what is returned.
     ///
     /// Errors: `Quota`.
-    pub(super) async fn admit_inode(&self, parts: &[Part]) -> Result<Option<Admitted<E>>> {
+    pub(super) async fn admit_inodes(&self, parts: &[Part]) -> Result<Option<AdmittedInodes<E>>> {
         if !self.target.counts.quota.shares.borrow().is_on() {
             return Ok(None);
         }
-        let new = parts.iter().find_map(|part| match part {
-            Part::MakeInode(new) => Some(new),
-            _ => None,
-        });
-        let project = parts.iter().find_map(|part| match part {
-            Part::SetProject { project, .. } => Some(*project),
-            _ => None,
-        });
-        let Some(new) = new else { return Ok(None) };
-        let owner = Owner { uid: new.uid, gid: new.gid, project: project.unwrap_or(0) };
-        let one = Amount { blocks: 0, inodes: 1 };
-        let home = new.ino.target();
-        if home == self.target.id {
-            return admit(&self.worker, &self.target, owner, one, &|| self.alive()).await;
+        let mut admitted = AdmittedInodes { worker: self.worker.clone(), _own: None, elsewhere: SmallVec::new() };
+        let homes: BTreeSet<TargetId> = parts.iter().map(Part::target).collect();
+        for home in homes {
+            let of_home = parts.iter().filter(|part| part.target() == home);
+            let Some(NewInodes { first, owner, amount }) = new_inodes(of_home) else { continue };
+            if home == self.target.id {
+                admitted._own = admit(&self.worker, &self.target, owner, amount, &|| self.alive()).await?;
+            } else {
+                let question = TargetRequest::Quota(QuotaRequest::Admit(owner, amount, first));
+                self.worker.tell(home, question).await?;
+                admitted.elsewhere.push((home, first));
+            }
         }
-        self.worker.tell(home, TargetRequest::Quota(QuotaRequest::Admit(owner, one))).await?;
-        Ok(None)
+        Ok(Some(admitted))
     }
 
     /// Gets space within the limits of the new owners of an inode, unless the caller may give away any file.
@@ -222,8 +239,8 @@ impl<E: Env> RequestCx<E> {
             return Ok(None);
         }
         let blocks = self.target.data.borrow().objects_of(ino).map(|(_, o)| o.blocks).sum();
-        // A directory goes with its shards. Accounts that own the data already need space for it once more. This is too
-        // strict rather than too lax.
+        // A directory goes with its shards. Accounts that own the data already need space for it once more. The check
+        // is too strict rather than too lax.
         let inodes = 1 + self.target.meta.borrow().shards(ino).len() as u64;
         admit(&self.worker, &self.target, after, Amount { blocks, inodes }, &|| self.alive()).await
     }
@@ -251,10 +268,19 @@ impl<E: Env> RequestCx<E> {
             return;
         }
         for other in crate::objects::others(&layout, ino, self.target.id) {
-            let worker = self.worker.clone();
+            let (worker, target) = (self.worker.clone(), Rc::downgrade(&self.target));
             self.worker.env.spawn(async move {
+                let mut told = owner;
                 // A target that is started again asks for owners by itself.
-                let _ = worker.insist(other, TargetRequest::SetOwner(ino, owner)).await;
+                while worker.insist(other, TargetRequest::SetOwner(ino, told)).await.is_ok() {
+                    // This message may have arrived behind one about a later owner.
+                    let Some(target) = target.upgrade() else { return };
+                    let Ok(_held) = target.hold([ino]).await else { return };
+                    match target.meta.borrow().charged(ino) {
+                        Ok(now) if now != told => told = now,
+                        _ => return,
+                    }
+                }
             });
         }
     }
@@ -309,7 +335,7 @@ fn first_object(ino: Ino) -> ObjectId {
     ObjectId { ino, stripe: 0 }
 }
 
-/// The account whose space a request uses, as its answer has to name it.
+/// The account whose space a request uses, in the form for its answer.
 pub(super) fn charged_by(op: &Request) -> Charged {
     match op {
         Request::Make { make: Make::File { open: Some(_), .. }, .. } | Request::MakeTmp { .. } => Charged::Made,

@@ -38,7 +38,7 @@ const READ: Access = Access { read: true, write: false };
 /// back.
 const ASK_BACK_WAIT: Duration = Duration::from_millis(20);
 
-/// Why a part is refused.
+/// The reason why a part is refused.
 enum Refused {
     /// The only obstacle is a lock of another mount.
     Locked,
@@ -70,7 +70,7 @@ enum Lock {
     Held(Granted),
 }
 
-/// What the request asks for.
+/// The contents of the request.
 struct Asked {
     dir: Ino,
     bytes_max: u64,
@@ -153,7 +153,7 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// Calls back the locks that conflict with these parts, and waits a short time for them. After that time it does
-    /// not wait for the others.
+    /// not wait for the remaining locks.
     async fn ask_back(&self, parts: &[ReadPart], blocked: &[usize]) -> Vec<Option<Granted>> {
         let grants = RefCell::new(vec![None; blocked.len()]);
         let waits = join_all(blocked.iter().enumerate().map(|(at, &index)| {
@@ -179,12 +179,12 @@ impl<E: Env> RequestCx<E> {
         grants.into_inner()
     }
 
-    /// The range of a file that is locked: the whole object, or as much as the file has if locks do not grow.
+    /// The range of a file to lock: the whole object, or, if locks do not grow, the length of the file.
     fn range_ahead(&self, size: u64) -> ByteRange {
         if self.worker.tunables.on(Tunable::LockGrowth) { ByteRange::ALL } else { ByteRange::new(0, size.max(1)) }
     }
 
-    /// Opens one file, and plans to read it if its bytes are wanted. In one step.
+    /// Opens one file, and plans to read it if its bytes are wanted. Both are done in one step.
     ///
     /// Errors: `Again` if the file cannot be opened without waiting; `FileTooBig` above the bound; `Stale` if the name
     /// leads to another inode, or if the file is not of the kind that can be fetched in this way; errors of looking up
@@ -220,7 +220,7 @@ impl<E: Env> RequestCx<E> {
             let span = self.span(object, all, Hold::Shared).now_or_never().ok_or(Refused::For(Errno::Again))?;
             let range = self.range_ahead(size);
             locked = match lock {
-                // Grown meanwhile, where locks do not cover it.
+                // The file has grown meanwhile, and the lock does not cover the new bytes.
                 Lock::Held((_, held)) if !held.contains(&all) => return Err(Refused::For(Errno::Again)),
                 Lock::Held(grant) => Some(grant),
                 Lock::Free => {
@@ -316,7 +316,7 @@ impl<E: Env> RequestCx<E> {
             self.target.overlay(&w.plan, &mut buf[at..at + blocks(w)]).ok()?;
             at += blocks(w);
         }
-        // The files one behind the other, without what fills their last blocks.
+        // The bytes of the files, one behind the other, without the bytes that fill their last blocks.
         let (mut from, mut to) = (0, 0);
         for w in wanted {
             let len = w.plan.range.len() as usize;

@@ -4,13 +4,13 @@
 //! (`cached_read`), recognising adjacent reads (`amphi_object::read_pattern`).
 //!
 //! Kept blocks are served from memory. Otherwise a sole mount caches what it reads itself, and large reads are sent
-//! from the disk to the mount without a copy. Of the other reads, one that has no other read nearby loads nothing but
+//! from the disk to the mount without a copy. Among the other reads, a read that has no other read nearby loads only
 //! its own bytes. So random reads cost no more than without the cache, and reading everything once fills no memory. A
 //! read near another one loads the 64 KiB around it. Nearby reads of several mounts load the whole mebibyte around
 //! them, and the next reads find it.
 //!
-//! The advice of a program is followed. What it reads once is not kept. What it reads in sequence loads its mebibyte
-//! from the first read on. What it reads at random is kept without its surroundings.
+//! The advice of a program is followed. Bytes that a program reads once are not kept. Bytes that it reads in sequence
+//! load the whole mebibyte from the first read on. Bytes that it reads at random are kept without their surroundings.
 
 use amphi_object::Beside;
 use amphi_types::limits::BLOCK;
@@ -18,7 +18,7 @@ use amphi_wire::ReadAdvice;
 
 /// Reads of this many bytes go past the memory, bytes.
 const LARGE_BYTES: u64 = 256 << 10;
-/// What a read near another one loads: the whole blocks of this many bytes around it.
+/// The bytes that a read near another one loads: all whole blocks of this many bytes around it.
 const NEAR_UNIT_BYTES: u64 = 64 << 10;
 /// The piece that a read in a sequence loads.
 const FAR_UNIT_BYTES: u64 = 1 << 20;
@@ -36,22 +36,22 @@ pub(super) struct State {
     pub len: u64,
     /// The advice of the program that reads.
     pub advice: ReadAdvice,
-    /// What was read before this read.
+    /// The relation of this read to earlier reads.
     pub beside: Beside,
 }
 
-/// From where a read is served, and why.
+/// How a read is served, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadWay {
-    /// From memory.
+    /// The bytes are read from the read cache in memory.
     Kept,
-    /// From the disk, with all surrounding blocks up to multiples of this many bytes, which are kept.
+    /// From the disk, together with all surrounding blocks up to multiples of this many bytes; all of these are kept.
     Unit(u64),
-    /// From the disk, without keeping anything.
+    /// The bytes are read from the disk, and nothing is kept.
     DirectOff,
     /// From the disk, without keeping anything: the read is large.
     DirectLarge,
-    /// From the disk, without keeping anything: the mount keeps what it reads.
+    /// The bytes are read from the disk, and nothing is kept: the mount caches the bytes that it reads.
     DirectAlone,
     /// From the disk, without keeping anything: there was no other read nearby.
     DirectFirst,
@@ -86,7 +86,7 @@ pub(super) fn way(s: &State) -> ReadWay {
 mod tests {
     use super::*;
 
-    /// Goal: each part of the state moves the decision, and the reason names it. Method: each reason is tested by
+    /// Goal: each part of the state changes the decision, and the reason names it. Method: each reason is tested by
     /// changing one input at a time.
     #[test]
     fn each_reason_has_its_state() {

@@ -28,8 +28,8 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Directories that other mounts have to look up after the rename: those that were moved, and the place of one that
-    /// was replaced.
+    /// Directories that other mounts have to look up after the rename: those that were moved, and the place of a
+    /// directory that was replaced.
     fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: plan::RenameMode) -> Vec<Changed> {
         let (from, to) = (&(self.from.directory(), from.1.clone()), &(self.to.directory(), to.1.clone()));
         let other = if mode == plan::RenameMode::Exchange { from } else { to };
@@ -80,7 +80,7 @@ impl<E: Env> RequestCx<E> {
         changed: &mut Vec<Changed>,
     ) -> Result<Reply> {
         let (mode, leaves_whiteout) = plan_mode(mode);
-        // A number taken for a plan that failed is not used again; the next plan may use it.
+        // If a number was taken for a plan that failed, the next plan may use it.
         let mut whiteout = None;
         for _ in 0..PLAN_TRIES {
             let found = match self.gather_rename(from, to).await {
@@ -131,7 +131,7 @@ impl<E: Env> RequestCx<E> {
             if parts.is_empty() {
                 return Ok(Reply::Removed { last_name_of: None });
             }
-            let _admitted = self.admit_inode(&parts).await?;
+            let _admitted = self.admit_inodes(&parts).await?;
             let ends = |t: &&Facts| mode != plan::RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1);
             let replaced = found.target.as_ref().filter(ends);
             let reply = Reply::Removed { last_name_of: replaced.map(|t| t.ino) };
@@ -153,8 +153,8 @@ impl<E: Env> RequestCx<E> {
         Err(Errno::Again)
     }
 
-    /// Whether the lock on moving directories is still this operation's. Once all have promised, a later operation on
-    /// it finds the promises and waits for their outcome.
+    /// Returns whether the lock on moving directories is still this operation's. Once all participants have promised, a
+    /// later operation on it finds the promises and waits for their outcome.
     async fn has_move_lock(&self, lock: Option<u64>) -> Result<bool> {
         match lock {
             Some(number) if !self.worker.routes.is_local(MOVE_TARGET) => {
@@ -208,7 +208,7 @@ impl<E: Env> RequestCx<E> {
         Ok(())
     }
 
-    /// Whether directory `sought` is `from` or above it.
+    /// Returns whether directory `sought` is `from` or above it.
     async fn is_above(&self, sought: Ino, from: Ino) -> Result<bool> {
         let mut at = from;
         for _ in 0..HOPS_MAX {

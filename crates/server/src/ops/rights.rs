@@ -1,7 +1,7 @@
 //! The objects that a session may access: those of files that it has open.
 //!
-//! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), what a target has
-//! learnt about sessions that access its stripes of other targets' files (`crate::session::rights`), locks.
+//! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), a target's record of
+//! sessions that access its stripes of other targets' files (`crate::session::rights`), locks.
 //!
 //! Stripe 0 is on the target of its inode, which checks its own opens. The target of another stripe asks the inode's
 //! target when a session first accesses the file, and remembers the answer until the session ends or the objects of the
@@ -13,9 +13,9 @@
 //! write that goes to several targets would fail in the middle.
 //!
 //! Invariant: an object is created only while its inode exists (and is marked as spread, unless the object is stripe
-//! 0), and only on the target that the layout names. So the destruction of the inode finds it. Each change checks
-//! twice: before it waits for anything, and in the step in which it has its span. A destruction waits for that span
-//! (`destroy_objects`).
+//! 0), and only on the target that the layout names. So the destruction of the inode finds the object. Each change
+//! checks twice: before it waits for anything, and in the step in which it has its span. A destruction waits for that
+//! span (`destroy_objects`).
 
 use crate::message::{TargetReply, TargetRequest};
 use crate::session::rights::{Right, Touch};
@@ -25,7 +25,7 @@ use amphi_env::Env;
 use amphi_types::{Errno, Ino, Kind, ObjectId, Result, SessionId};
 use std::time::Duration;
 
-/// How often the request is repeated because the answer was outdated when it came.
+/// How often the request is repeated because the answer was outdated when it arrived.
 const TRIES: usize = 3;
 /// Pause before the inode's target is asked again whether a session has reconnected to it, at first and at most.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(160));
@@ -52,7 +52,7 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Whether the session may touch an object, before anything is waited for but the inode's target.
+    /// Returns whether the session may touch an object, before anything is waited for but the inode's target.
     ///
     /// Errors: `Inval` if the object does not belong to this target; `NoEnt` if the file would have to be spread first;
     /// otherwise as `right_of`.
@@ -67,7 +67,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.files.rights.borrow().get(object.ino, self.session).is_some_and(allowed) {
             return Ok(());
         }
-        // The file may have been opened again, for writing, or spread since.
+        // Meanwhile the file may have been opened again, opened for writing, or spread.
         for _ in 0..TRIES {
             self.target.files.rights.borrow_mut().asking(object.ino, self.session);
             let right = self.ask_right(object.ino).await?;
@@ -110,8 +110,9 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// The last check before a change of an object, in the step in which it has its span: whether the inode still
-    /// exists. False if this target does not remember that the session may change it: its objects are about to go, or
-    /// the table of rights was full. Then the span has to be given back, and `check_object` tells which it is.
+    /// exists. Returns false if this target does not remember that the session may change it: its objects are about to
+    /// go, or the table of rights was full. Then the caller has to release the span, and `check_object` says which
+    /// right is missing.
     ///
     /// Errors: as `right_of`.
     pub(super) fn check_again(&self, object: ObjectId) -> Result<bool> {

@@ -5,11 +5,11 @@
 //!
 //! It reads the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
 //! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written without checksums get
-//! the checksum of what is read, if they would get one when written now. Nobody can know whether they are as they were
-//! written, but later changes are detected.
+//! the checksum of the bytes that are read, if they would get one when written now. Nobody can know whether they are as
+//! they were written, but later changes are detected.
 //!
-//! Invariant: a chunk is locked as by a reader until the record with its new checksums is appended. So no block of it
-//! is written meanwhile, and the record follows all writes of them.
+//! Invariant: a chunk is locked as by a reader until the record with its new checksums is appended. So no block of the
+//! chunk is written meanwhile, and the record follows all writes of these blocks.
 
 use crate::counters::add;
 use crate::zone_target::Target;
@@ -28,7 +28,7 @@ use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// Blocks that are read at once.
+/// Number of blocks that are read at once.
 const CHUNK_BLOCKS: u64 = 256;
 /// Pause between the end of a pass and the next pass.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -40,14 +40,16 @@ const ITEM_BYTES: u64 = CHUNK_BLOCKS * 8;
 type Place = (ObjectId, u64);
 
 impl<E: Env> Target<E> {
-    /// Reads and verifies the next chunk after `from`. Returns where it ends and how many bytes it has. `None`: there
-    /// is no more.
+    /// Reads and verifies the next chunk after `from`. Returns where the chunk ends and how many bytes it has. `None`:
+    /// there is no more.
     async fn scrub_chunk(&self, from: Option<Place>) -> Result<Option<(Place, u64)>> {
         let Some((object, block, blocks)) = self.data.borrow().next_written(from, CHUNK_BLOCKS) else {
             return Ok(None);
         };
         let range = ByteRange::at(block * BLOCK, blocks * BLOCK);
+        let held = self.hold([object.ino]).await?;
         let is_asked = self.asked_of(object).unwrap_or_default().are_made(self.storage.verifier.is_on());
+        drop(held);
         let adopts = is_asked && self.zone.reserve(ITEM_BYTES).await.is_ok();
         let _span = self.queues.spans.take(object, range, Hold::Shared).await;
         let end = (object, block + blocks);
@@ -123,7 +125,7 @@ pub async fn scrub_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc
     }
 }
 
-/// Scrubs one chunk. Returns how long to wait then.
+/// Scrubs one chunk. Returns how long to wait before the next chunk.
 async fn scrub_step<E: Env>(target: &Rc<Target<E>>, place: &mut Option<Place>, rate: u64) -> Duration {
     if !target.storage.write_back.has_begun() {
         return Duration::from_secs(1);

@@ -1,10 +1,11 @@
-//! Directories whose names lie in shards: giving a directory shards, and changing what they have in common.
+//! Directories whose names lie in shards: giving a directory shards, and changing the attributes that these have in
+//! common.
 //!
-//! Owns: these two operations, and the rule when clients are told of shards. Does not own: what a shard is
-//! (`amphi_meta`), the steps over several targets (`tx`), which shard a client asks.
+//! Owns: these two operations, and the rule when clients are informed of shards. Does not own: what a shard is
+//! (`amphi_meta`), the steps over several targets (`tx`), and which shard a client uses.
 //!
-//! A shard is a directory, so all operations on names work on it as on any other one. Requests that name a name in the
-//! directory itself are refused with `Remote`.
+//! A shard is a directory, so all operations on names work on it as on any other directory. Requests that name a name
+//! in the directory itself are refused with `Remote`.
 
 use super::PLAN_TRIES;
 use crate::message::{TargetReply, TargetRequest};
@@ -15,12 +16,12 @@ use crate::zone_target::NameKey;
 use crate::zone_target::gate::Hold;
 use amphi_dlm::Changed;
 use amphi_env::Env;
-use amphi_meta::{MetaStore, Part, plan};
+use amphi_meta::{MetaStore, plan};
 use amphi_types::item::Txn;
 use amphi_types::{Errno, Ino, Result, TargetId};
 use amphi_wire::{Reply, Request};
 
-/// Refuses to change a shard apart from its directory: `Inval`. No client of this project asks for it.
+/// Refuses to change a shard apart from its directory: `Inval`. AmphiFS's own clients never send such a request.
 pub(super) fn check(op: &Request) -> Result<()> {
     match op {
         Request::SetAttr { ino, .. }
@@ -43,7 +44,7 @@ impl<E: Env> RequestCx<E> {
         if !self.target.reclaim.is_over() && !planted::is(Mistake::ShardsToldAtStart) {
             self.target.recovered().await;
         }
-        // One after the other: whoever holds the second takes the first.
+        // The two waits follow one another, because a task that holds the second key then takes the first one.
         if !planted::is(Mistake::ShardsToldEarly) {
             self.target.settle(vec![NameKey::Shards(dir)]).await;
         }
@@ -64,27 +65,28 @@ impl<E: Env> RequestCx<E> {
         let mut shards = Vec::new();
         for _ in 0..PLAN_TRIES {
             self.target.settle(vec![NameKey::Inode(dir)]).await;
-            let facts = self.target.meta.borrow().facts(dir)?;
+            let (facts, was) = {
+                let meta = self.target.meta.borrow();
+                (meta.facts(dir)?, meta.shared_attrs(dir).ok_or(Errno::Stale)?)
+            };
             // First checks whether the operation is permitted at all, so that refusals cost no numbers.
-            plan::shards(&self.cred, &facts, &[])?;
+            plan::shards(&self.cred, &facts, &was, &[])?;
             while shards.len() < count {
                 let target = TargetId(((usize::from(dir.target().0) + shards.len()) % usize::from(pool)) as u16);
                 let place = u8::try_from(shards.len()).map_err(|_| Errno::Inval)?;
                 shards.push(Ino::shard(self.number_on(target).await?, place).ok_or(Errno::NoSpace)?);
             }
-            let parts = plan::shards(&self.cred, &facts, &shards)?;
-            let mut admitted = Vec::new();
-            for new in parts.iter().filter(|part| matches!(part, Part::MakeInode(_))) {
-                let project = Part::SetProject { ino: new.ino(), project: facts.project };
-                admitted.push(self.admit_inode(&[new.clone(), project]).await?);
-            }
-            let mut view = {
-                let meta = self.target.meta.borrow();
-                self.target.view_of(&meta, dir, &meta.inode(dir)?)
+            let parts = plan::shards(&self.cred, &facts, &was, &shards)?;
+            let _admitted = self.admit_inodes(&parts).await?;
+            // Made when the directory is held alone and its attributes are those of the plan.
+            let view = async |cx: &Self| {
+                let meta = cx.target.meta.borrow();
+                let mut view = cx.target.view_of(&meta, dir, &meta.inode(dir)?);
+                view.attr.ctime = view.attr.ctime.max(cx.now);
+                (view.sharded, view.xattrs) = (true, true);
+                Ok(Reply::Inode(view))
             };
-            view.attr.ctime = self.now;
-            (view.sharded, view.xattrs) = (true, true);
-            let Ran::Done(reply) = self.run_parts(parts, &[], None, async |_| Ok(Reply::Inode(view))).await? else {
+            let Ran::Done(reply) = self.run_parts(parts, &[], None, view).await? else {
                 continue;
             };
             // No further token is granted now, so these are all tokens of names.

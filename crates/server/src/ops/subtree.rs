@@ -5,7 +5,7 @@
 //! projects (`amphi_meta`), which form the border of a tree.
 //!
 //! Invariant: a request for an inode outside gets the same answer as for one that does not exist, so inode numbers
-//! reveal nothing. Only an administrator can have made a name in a directory of the tree that leads out of it. Listings
+//! reveal nothing. Only an administrator can have made a name in the tree that leads to an inode outside it. Listings
 //! show such a name, and following it gives `Access`.
 
 use crate::message::{TargetReply, TargetRequest};
@@ -21,13 +21,14 @@ use std::time::Duration;
 /// in the session's tree.
 const PRESENTED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Where the registry of keys is kept.
+/// The target that keeps the registry of keys.
 const REGISTRY: TargetId = TargetId(0);
 
 /// The project of an inode of this target, when no operation over several targets is about to make it.
 ///
 /// Errors: `Stale`.
 pub async fn project_here<E: Env>(target: &Target<E>, ino: Ino) -> Result<u32> {
+    let _held = target.hold([ino]).await?;
     let known = target.meta.borrow().charged(ino);
     if known.is_err() {
         target.settle(vec![NameKey::Inode(ino)]).await;
@@ -51,8 +52,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether the inodes that a request names belong to the tree of its session. Takes out of it what the session may
-    /// not say of inodes outside.
+    /// Returns whether the inodes that a request names belong to the tree of its session. Removes from the answer what
+    /// the session may not learn of inodes outside its tree.
     ///
     /// Errors: `Stale`, whether there is such an inode or not; `Perm` for requests that concern more than a tree.
     pub(super) async fn stay_within(&self, op: &mut Request) -> Result<()> {
@@ -69,7 +70,7 @@ impl<E: Env> RequestCx<E> {
                 for ino in inos {
                     match self.project_of(ino).await {
                         Ok(project) if tree.has(project) => {}
-                        // A target that cannot be asked says nothing of the inode.
+                        // If the inode's target cannot be reached, the answer contains nothing of the inode.
                         Err(Errno::Io) => return Err(Errno::Io),
                         _ => return Err(Errno::Stale),
                     }
@@ -86,7 +87,7 @@ impl<E: Env> RequestCx<E> {
         self.tree.is_none_or(|tree| owner.is_ok_and(|owner| tree.has(owner.project)))
     }
 
-    /// A close of what was opened before the key was bound to the tree brings no access time forward.
+    /// A close of a file that was opened before the key was bound to the tree brings no access time forward.
     fn leave_times_out(&self, op: &mut Request) {
         let check = |ino: Ino, atime: &mut Option<Timespec>| {
             if atime.is_some() && !self.is_within_here(ino) {
@@ -100,8 +101,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Of the state that a session presents after a restart, the server accepts only what is in the session's tree.
-    /// Locks are answered in their order, so from the first one on that may be outside, all are lost.
+    /// When a session presents its state after a restart, the server accepts only what is in the session's tree. Locks
+    /// are answered in their order, so from the first one on that may be outside, all are lost.
     async fn leave_foreign_out(&self, op: &mut Request) {
         match op {
             Request::Represent { opens, locks } | Request::RepresentFor { opens, locks, .. } => {
@@ -114,7 +115,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// How many of these locks, from the first on, are certainly in the tree.
+    /// Returns how many of these locks, from the first on, are certainly in the tree.
     async fn within_of(&self, locks: &[HeldLock]) -> usize {
         let Some(tree) = self.tree else { return locks.len() };
         let mut last: Option<Ino> = None;
@@ -132,12 +133,12 @@ impl<E: Env> RequestCx<E> {
         locks.len()
     }
 
-    /// Whether a lock of an application that is presented after a restart is in the tree of the session.
+    /// Returns whether a lock of an application that is presented after a restart is in the tree of the session.
     pub(super) fn may_present(&self, ino: Ino) -> bool {
         self.is_within_here(ino)
     }
 
-    /// Whether a name that was followed leads to an inode of the session's tree.
+    /// Returns whether a name that was followed leads to an inode of the session's tree.
     ///
     /// Errors: `Access` if it is not; `Stale` if the inode does not exist any more.
     pub(super) async fn leads_within(&self, child: Ino) -> Result<()> {
@@ -147,13 +148,13 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// As `leads_within`, of an inode whose project is known.
+    /// Works as `leads_within`, for an inode whose project is known.
     pub(super) fn has_project(&self, project: u32) -> Result<()> {
         if self.tree.is_none_or(|tree| tree.has(project)) { Ok(()) } else { Err(Errno::Access) }
     }
 
-    /// Whether an inode may get another project. No inode may leave a tree to which a key is bound, so that no client
-    /// can get files into or out of such a tree in this way.
+    /// Returns whether an inode may get another project. No inode may leave a tree to which a key is bound, so that no
+    /// client can get files into or out of such a tree in this way.
     ///
     /// Errors: `Busy` if not.
     pub(super) async fn keep_border(&self, ino: Ino, project: u32) -> Result<()> {
@@ -169,7 +170,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// The parent of a directory, as it is shown to the session. The top of the session's tree has no parent.
+    /// The parent of a directory, as the session is shown it. The top of the session's tree has no parent.
     pub(super) fn shown_parent(&self, dir: Ino, parent: Ino) -> Ino {
         if self.tree.is_some_and(|tree| tree.root == dir) { dir } else { parent }
     }

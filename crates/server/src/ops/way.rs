@@ -9,7 +9,7 @@
 //! memory fills, smaller writes go through, so that the disk takes a part of the load before the memory is full.
 //!
 //! Answering from memory costs the worker copies: into the memory, out of it, and checksums of both. Usually the saved
-//! disk requests make up for that. With many cores and a fast disk, the kernel executes disk requests on other cores
+//! disk requests compensate for that. With many cores and a fast disk, the kernel executes disk requests on other cores
 //! while all copies are made by the worker. If the worker is the bottleneck, writes that are large enough are written
 //! through. Eight mounts on 16 cores wrote records of 47,008 bytes a quarter slower through memory than through the
 //! disk.
@@ -35,20 +35,20 @@ const COPIED_BYTES: u64 = 16 << 10;
 /// The inputs of the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// The server has write-back memory, and it is switched on.
+    /// The server has memory for accepted writes, and write-back is on.
     pub open: bool,
     /// Bytes of the write.
     pub len: u64,
     /// Writes of at least this many bytes are written through. The threshold is 4 times as high for a slow disk, and
     /// falls when the memory is more than half full.
     pub through_bytes: u64,
-    /// Pages of the memory in use, and all.
+    /// Pages of the memory that are in use, and all pages.
     pub pages: (u64, u64),
     /// Delayed extents of the target, and how many there may be.
     pub extents: (u64, u64),
     /// The local file system below the zone has space for what is reserved.
     pub is_roomy: bool,
-    /// Estimated time of a disk write, ns.
+    /// The estimated time of a disk write, in nanoseconds.
     pub disk_ns: u64,
     /// The percentage of the worker's last turns in which it found work waiting.
     pub busy_percent: u8,
@@ -73,11 +73,11 @@ pub(super) enum Way {
     ThroughLarge,
     /// The write would be small enough if the memory were emptier.
     ThroughFull,
-    /// There are as many extents as a record can name.
+    /// There are already as many extents as a record can name.
     ThroughExtents,
-    /// The file system below the target has little room left.
+    /// The file system below the target has little space left.
     ThroughRoom,
-    /// The write goes to the disk together with others.
+    /// The write is made to the disk together with others.
     ThroughTogether,
     /// The worker is the bottleneck, and the disk is faster.
     ThroughBusy,
@@ -115,7 +115,7 @@ pub(super) fn way(s: &State) -> Way {
 mod tests {
     use super::*;
 
-    /// Goal: each part of the state moves the decision, and the reason names it. Method: each reason is tested by
+    /// Goal: each part of the state changes the decision, and the reason names it. Method: each reason is tested by
     /// changing one input at a time.
     #[test]
     fn each_reason_has_its_state() {

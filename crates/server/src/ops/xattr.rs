@@ -68,7 +68,8 @@ impl<E: Env> RequestCx<E> {
         self.commit_change(txn, reply, &mut changing).await
     }
 
-    /// With an access control list the permissions have changed, so the answer shows the inode.
+    /// With an access control list the permissions have changed too, so the answer contains the attributes of the
+    /// inode.
     fn xattr_reply(&self, ino: Ino, name: &[u8], gathered: Option<meta::Gathered>) -> Result<Reply> {
         if !meta::is_list(name) {
             return Ok(Reply::Done);

@@ -24,7 +24,7 @@ pub struct InFlights {
     flying: Rc<RefCell<BTreeMap<SessionId, Flying>>>,
 }
 
-/// One change under way. It is dropped when the change has been applied or given up.
+/// A change that is under way. It is dropped when the change has been applied or given up.
 #[must_use = "dropping it says that the change has landed"]
 pub struct InFlight {
     in_flight: InFlights,

@@ -1,7 +1,7 @@
 //! `OpenFiles`: which inodes of a target are open, and for which sessions.
 //!
-//! Owns: open inodes and what is recorded with them: rights of sessions on stripes, opens on behalf of other targets,
-//! and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
+//! Owns: open inodes and the records that belong to them: rights of sessions on stripes, opens on behalf of other
+//! targets, and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
 
 use crate::session::opens::Opens;
 use crate::session::rights::Rights;
@@ -32,7 +32,7 @@ impl OpenFiles {
         OpenFiles { open: RefCell::new(opens), ..OpenFiles::default() }
     }
 
-    /// Whether the last open for a slot was that of request `seq`, and of this inode.
+    /// Returns whether the last open for a slot was that of request `seq`, and of this inode.
     pub fn was_opened_for(&self, slot: OpenSlot, seq: u64, ino: Ino) -> bool {
         self.opened_for.borrow().get(&slot) == Some(&(seq, ino))
     }
@@ -47,12 +47,12 @@ impl OpenFiles {
         self.opened_for.borrow_mut().remove(&slot);
     }
 
-    /// An inode is open for a session that has not presented its open files yet.
+    /// Records that an inode is open for a session that has not presented its open files yet.
     pub fn note_early(&self, session: SessionId, ino: Ino, access: Access) {
         self.early.borrow_mut().push((session, ino, access));
     }
 
-    /// Files that are open for a session without its client knowing it.
+    /// Files that are open for a session, although its client does not know it.
     pub fn early_of(&self, session: SessionId) -> Vec<(Ino, Access)> {
         let early = self.early.borrow();
         early.iter().filter(|(s, _, _)| *s == session).map(|(_, ino, access)| (*ino, *access)).collect()

@@ -42,8 +42,8 @@ impl Opens {
         self.inodes.keys().copied()
     }
 
-    /// Called when one open of the session ends. Returns false if the session had none: its server restarted and it did
-    /// not present the open again.
+    /// Called when one open of the session ends. Returns false if the session had no such open: its server was
+    /// restarted, and the client did not present the open again.
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
@@ -92,7 +92,8 @@ impl Opens {
         Some(Access { read: true, write })
     }
 
-    /// Ends the last opens of an inode: `opens` of this session. Returns false, and does nothing, if there are others.
+    /// Ends the last opens of an inode: `opens` of this session. Returns false, and does nothing, if there are other
+    /// opens.
     pub fn close_last(&mut self, session: SessionId, ino: Ino, opens: u64) -> bool {
         let last = match self.inodes.get(&ino) {
             Some(sessions) => sessions.len() == 1 && sessions.get(&session).is_some_and(|c| c.all == opens),
@@ -104,27 +105,27 @@ impl Opens {
         last
     }
 
-    /// Whether any session has the inode open.
+    /// Returns whether any session has the inode open.
     pub fn is_open(&self, ino: Ino) -> bool {
         self.inodes.contains_key(&ino)
     }
 
-    /// Whether any session has the inode open for writing.
+    /// Returns whether any session has the inode open for writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.values().any(|c| c.writing > 0))
     }
 
-    /// Whether the session has the inode open for writing.
+    /// Returns whether the session has the inode open for writing.
     pub fn is_writer(&self, session: SessionId, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.get(&session).is_some_and(|c| c.writing > 0))
     }
 
-    /// Whether a session other than this has the inode open for writing.
+    /// Returns whether a session other than this has the inode open for writing.
     pub fn has_other_writer(&self, session: SessionId, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.iter().any(|(other, c)| *other != session && c.writing > 0))
     }
 
-    /// Whether a session other than this has the inode open.
+    /// Returns whether a session other than this has the inode open.
     pub fn is_open_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.keys().any(|other| *other != session))
     }
@@ -153,7 +154,7 @@ impl Opens {
 mod tests {
     use super::*;
 
-    /// Goal: opens are counted per session and mode, and nothing is left behind.
+    /// Goal: opens are counted by session and mode, and after the last close no state is left.
     #[test]
     fn opens_are_counted() {
         let (a, b, ino) = (SessionId(1), SessionId(2), Ino(5));

@@ -1,12 +1,11 @@
 //! `Reach`: which inodes a request names, so that a session that is bound to a tree stays in it.
 //!
-//! Owns: the table (`reach_of`), which the compiler holds to the whole list of requests, and what a session is bound
-//! to. Does not own: which sessions are bound (`cluster::sessions::gate`), the comparison with the inodes
-//! (`ops::subtree`).
+//! Owns: the table (`reach_of`), whose completeness the compiler checks, and the tree to which a session is bound. Does
+//! not own: which sessions are bound (`cluster::sessions::gate`), the comparison with the inodes (`ops::subtree`).
 //!
 //! A tree is a project. Every inode has a project, a new inode gets that of its directory, and only a copy can cross
 //! the border of a tree. So whether an inode is in the tree depends only on the inode, however the request names it. It
-//! does not matter how a session learnt its number.
+//! does not matter how a session learnt the number of the inode.
 
 use amphi_types::{Account, AccountKind, Errno, Ino, Result};
 use amphi_wire::Request;
@@ -28,7 +27,7 @@ impl Tree {
         Tree { root: subtree.root, project: subtree.project }
     }
 
-    /// Whether an inode of this project is in the tree.
+    /// Returns whether an inode of this project is in the tree.
     pub fn has(&self, project: u32) -> bool {
         project == self.project
     }
@@ -43,16 +42,16 @@ pub struct Terms {
     pub tree: Option<Tree>,
 }
 
-/// What a request names.
+/// The inodes that a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Only what the session itself has, by numbers that only it got, or what every session may know.
+    /// Only state of the session itself, by numbers that only this session got, or facts that every session may know.
     Own,
-    /// These inodes, or objects of them. If one is outside the tree, the answer is `Stale`, as for one that does not
-    /// exist. The operation follows names in directories, and checks the inodes to which they lead
+    /// These inodes, or objects of these inodes. If one is outside the tree, the answer is `Stale`, as for one that
+    /// does not exist. The operation follows names in directories, and checks the inodes to which they lead
     /// (`RequestCx::leads_within`).
     Inodes(SmallVec<[Ino; 2]>),
-    /// State that the session presents. What is outside the tree is left out.
+    /// State that the session presents. State outside the tree is omitted.
     Presented,
     /// Something of the whole file system or cluster: `Perm`.
     Beyond,
@@ -102,7 +101,7 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
         | Request::PagesRead { object, .. }
         | Request::PagesWrite { object, .. } => inodes([object.ino]),
         Request::WriteBatch { parts } => inodes(parts.iter().map(|part| part.object.ino)),
-        // The files lie at the target of the directory; others are refused for that.
+        // The files must be on the target of the directory; others are refused for that reason.
         Request::ReadBatch { dir, parts, .. } => {
             let here = parts.iter().map(|part| part.ino).filter(|ino| ino.target() == dir.target());
             inodes(std::iter::once(*dir).chain(here))
@@ -110,8 +109,8 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
         Request::Represent { .. } | Request::RepresentFor { .. } | Request::RepresentFileLocks { .. } => {
             Reach::Presented
         }
-        // Opens and locks that the session gives back, which are its own wherever they are; a time of access that comes
-        // with a close is left out (`ops::subtree`).
+        // Opens and locks that the session gives back. They are its own wherever the files are; an access time that
+        // comes with a close is ignored (`ops::subtree`).
         Request::Close { .. }
         | Request::CloseBatch { .. }
         | Request::FileLockCancel { .. }
@@ -128,7 +127,7 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
         | Request::CompanyKnown { .. }
         | Request::CompanyKept { .. }
         | Request::Goodbye => Reach::Own,
-        // What was answered before, of this session too, and no file's name or state.
+        // Earlier answers, also to this session, but no file's name or state.
         Request::Sync { file: None } | Request::StatFs | Request::Status | Request::Map => Reach::Own,
         Request::Tunables { value: None, .. } => Reach::Own,
         Request::Account { account } if *account == (Account { kind: AccountKind::Project, id: tree.project }) => {
@@ -147,11 +146,29 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
     }
 }
 
+/// The inodes whose attributes a request may need because it names them.
+pub fn named_by(op: &Request) -> SmallVec<[Ino; 2]> {
+    match op {
+        Request::SetAttr { ino, .. } | Request::Close { ino, .. } => SmallVec::from_slice(&[*ino]),
+        Request::CloseBatch { closes } => closes.iter().map(|(ino, ..)| *ino).collect(),
+        Request::Represent { opens, .. } | Request::RepresentFor { opens, .. } => {
+            opens.iter().map(|(ino, _)| *ino).collect()
+        }
+        Request::RepresentFileLocks { locks, converted } => {
+            locks.iter().map(|lock| lock.ino).chain(converted.iter().map(|lock| lock.ino)).collect()
+        }
+        op => match reach_of(op, &Tree { root: Ino::ROOT, project: 0 }) {
+            Reach::Inodes(inos) => inos,
+            Reach::Own | Reach::Presented | Reach::Beyond => SmallVec::new(),
+        },
+    }
+}
+
 fn inodes(named: impl IntoIterator<Item = Ino>) -> Reach {
     Reach::Inodes(named.into_iter().collect())
 }
 
-/// Whether a session that is bound to `tree` may send this request at all.
+/// Returns whether a session that is bound to `tree` may send this request at all.
 ///
 /// Errors: `Perm`.
 pub fn may_reach(op: &Request, tree: &Tree) -> Result<()> {

@@ -1,12 +1,12 @@
-//! `Reclaim`: sessions of an earlier run of a target, and what they have presented of their state.
+//! `Reclaim`: sessions of an earlier run of a target, and the parts of their state that they have presented.
 //!
 //! Owns: which sessions have not presented their opens yet, whose locks are still accepted, which sessions have
 //! presented their state before, and the tasks that wait for all of this to end. Does not own: the presented state
 //! (`ops::open`), when a session that does not reconnect is given up (`cluster::master_lease`).
 //!
 //! A session is *pending* until it has presented its opens, or has ended. A session is *eligible* as long as no other
-//! session can have got what it held. It is *done* when it has presented its state before. If it presents it again
-//! because the answer was lost, nothing was granted to others meanwhile.
+//! session can have got its locks. It is *done* once it has presented its state. If it presents it again because the
+//! answer was lost, nothing was granted to others meanwhile.
 //!
 //! Bound: the sessions of the earlier run.
 
@@ -24,14 +24,14 @@ pub struct Reclaim {
     /// Sessions whose locks are accepted when they present them, because no other session had conflicting ones
     /// meanwhile.
     eligible: RefCell<BTreeSet<SessionId>>,
-    /// Sessions that have presented what they hold, in time, or late with all consequences done.
+    /// Sessions that have presented their state in time, or late and with all consequences completed.
     done: RefCell<BTreeSet<SessionId>>,
     /// How often sessions have presented their state.
     said: Cell<u64>,
 }
 
 impl Reclaim {
-    /// The state in which all these sessions may reclaim what they held.
+    /// The state in which all these sessions may reclaim their locks and opens.
     pub fn of(sessions: impl Iterator<Item = SessionId>) -> Reclaim {
         let sessions: BTreeSet<SessionId> = sessions.collect();
         Reclaim {
@@ -43,12 +43,12 @@ impl Reclaim {
         }
     }
 
-    /// Whether every session has presented its opens, or has ended.
+    /// Returns whether every session has presented its opens, or has ended.
     pub fn is_over(&self) -> bool {
         self.pending.borrow().is_empty()
     }
 
-    /// Whether a session has not presented its opens yet.
+    /// Returns whether a session has not presented its opens yet.
     pub fn is_pending(&self, session: SessionId) -> bool {
         self.pending.borrow().contains(&session)
     }
@@ -82,8 +82,8 @@ impl Reclaim {
         }
     }
 
-    /// A session presents what it holds. Returns whether others did not wait for it, so that they may have had what it
-    /// held.
+    /// A session presents its locks and opens. Returns whether others did not wait for it, so that they may have had
+    /// its locks.
     pub fn begin_saying(&self, session: SessionId) -> bool {
         self.said.set(self.said.get() + 1);
         let is_late = !self.is_pending(session) && !self.done.borrow().contains(&session);
@@ -98,12 +98,12 @@ impl Reclaim {
         self.done.borrow_mut().insert(session);
     }
 
-    /// How often sessions have presented their state.
+    /// Returns how often sessions have presented their state.
     pub fn said(&self) -> u64 {
         self.said.get()
     }
 
-    /// Whether the locks that a session presents are accepted.
+    /// Returns whether the locks that a session presents are accepted.
     pub fn is_eligible(&self, session: SessionId) -> bool {
         self.eligible.borrow().contains(&session)
     }
@@ -113,7 +113,7 @@ impl Reclaim {
         self.eligible.borrow_mut().insert(session);
     }
 
-    /// From now on other sessions may get what the session held.
+    /// From now on other sessions may get the locks of the session.
     pub fn forget(&self, session: SessionId) {
         self.eligible.borrow_mut().remove(&session);
         self.done.borrow_mut().remove(&session);
@@ -126,7 +126,7 @@ mod tests {
     use futures_util::FutureExt;
 
     /// Goal: the waiting task continues when the last session has presented its opens. A late session counts as late
-    /// until all consequences are done. Method: two sessions, one of which is given up and then reconnects.
+    /// until all consequences are completed. Method: two sessions, one of which is given up and then reconnects.
     #[test]
     fn the_last_session_wakes() {
         let (a, b) = (SessionId(1), SessionId(2));

@@ -1,4 +1,4 @@
-//! `Rights`: what a target has learnt about sessions that access its stripes of files of other targets.
+//! `Rights`: a target's record of the rights of sessions that access its stripes of files of other targets.
 //!
 //! Owns: the table of answers and its bound. Does not own: when a request is checked, and which code asks
 //! (`ops::rights`).
@@ -8,7 +8,7 @@ use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Most pairs of a session and a file of another target that a target remembers. If there are more, all are forgotten
+/// Most pairs of a session and a file of another target that a target remembers. If there are more, all are forgotten,
 /// and requested again.
 const RIGHTS_MAX: usize = 65_536;
 
@@ -35,7 +35,7 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether the session may access the object, which has to be on target `here`.
+    /// Returns whether the session may access the object, which has to be on target `here`.
     pub fn allows(&self, object: ObjectId, here: TargetId, touch: Touch) -> bool {
         self.lies(object, here) && (touch == Touch::Look || (self.access.write && self.wide))
     }
@@ -44,8 +44,8 @@ impl Right {
         object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here
     }
 
-    /// Why a request that is not permitted is refused. A file that was never spread has no such object, so the range is
-    /// a hole.
+    /// The reason why a request that is not permitted is refused. A file that was never spread has no such object, so
+    /// the range is a hole.
     pub fn refusal(&self, object: ObjectId, here: TargetId) -> Errno {
         if self.lies(object, here) && self.access.write && !self.wide { Errno::NoEnt } else { Errno::BadFd }
     }
@@ -65,7 +65,7 @@ impl Rights {
         }
     }
 
-    /// The file belongs to this owner now.
+    /// From now on the file belongs to this owner.
     pub fn set_owner(&mut self, ino: Ino, owner: Owner) {
         let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
         self.0.range_mut(of_file).filter_map(|(_, right)| right.as_mut()).for_each(|right| right.owner = owner);

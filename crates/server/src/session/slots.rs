@@ -1,16 +1,16 @@
-//! `Slots`: the last answer to each session in each of its slots, so that a request that is sent again is executed
+//! `Slots`: the last answer to each session in each of its slots, so that a request that is sent again is executed only
 //! once.
 //!
 //! Owns: the last logged answer of every slot (items with tag `R`), the answers of this run that are not logged (opens,
 //! locks, refusals), and which resent requests wait for one that still executes. Does not own: executing.
 //!
 //! The answer to a change is logged in the same record as the change itself, so either both survive or neither. The
-//! answer to a request that changed only memory (open, lock) is kept in memory. A restart loses it together with what
-//! the request changed.
+//! answer to a request that changed only memory (open, lock) is kept in memory. A restart loses it together with the
+//! change that the request made.
 //!
 //! An open that an earlier run logged is kept for a repeated request, because it is not known whether its answer
 //! arrived. A client repeats requests right after it has presented its opens. So such opens end some minutes after that
-//! (`end_kept`), and most of these files were closed long before.
+//! (`end_kept`); most of these files were closed long before.
 //!
 //! Bound: one entry for each credit of each session, each with one answer.
 
@@ -76,12 +76,12 @@ pub struct Slots {
 pub enum Begin {
     /// The request is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
     New(Option<(Ino, Access)>),
-    /// The request was executed: this is its answer. The open that an earlier run kept for it belongs to the session
-    /// from now on. The second value is an open that was kept long enough and has ended.
+    /// The request was executed: this is its answer. The open that an earlier run kept for this request belongs to the
+    /// session from now on. The second value is an open that was kept long enough and has ended.
     Answered(Answer, Option<(Ino, Access)>),
     /// The request is being executed: wait for its answer.
     Running(oneshot::Receiver<Answer>),
-    /// A later request of the slot has arrived, so the sender cannot be waiting for this one.
+    /// A later request of the slot has arrived, so the client no longer waits for this one.
     Old,
 }
 
@@ -101,7 +101,7 @@ impl Slots {
             Live::Running { seq, waiting } if *seq == id.seq => {
                 waiting.retain(|w| !w.is_canceled());
                 if waiting.len() >= WAITING_MAX {
-                    // Each repetition comes on a later connection, so the oldest waiting answer has no reader any more.
+                    // Each repetition comes on a later connection, so nobody reads the oldest waiting answer any more.
                     waiting.remove(0);
                 }
                 let (sender, receiver) = oneshot::channel();
@@ -168,7 +168,7 @@ impl Slots {
         self.slots.iter().filter_map(|((session, _), slot)| slot.kept_open.map(|(ino, access)| (*session, ino, access)))
     }
 
-    /// The opens that are still kept for the session end, because it has had time to send its requests again.
+    /// The opens that are still kept for the session end now, because it has had time to send its requests again.
     pub fn end_kept(&mut self, session: SessionId) -> Vec<(Ino, Access)> {
         let end = |slot: &mut Slot| {
             slot.ended_open = Some(slot.kept_open.take()?);
@@ -203,8 +203,8 @@ mod tests {
         Answer::of(Ok(reply))
     }
 
-    /// Goal: a request is executed once. If it is sent again, the copies wait for it and get its answer, and older
-    /// requests are refused.
+    /// Goal: a request that is sent several times is executed once. If it is sent again, the copies wait for it and get
+    /// its answer, and older requests are refused.
     #[test]
     fn a_request_runs_once() {
         let mut slots = Slots::default();
@@ -221,7 +221,7 @@ mod tests {
         assert!(matches!(slots.begin(S, next), Begin::New(None)), "given up, so executed anew");
     }
 
-    /// Goal: the newest resend gets the answer, however many came before. Method: more resends than may wait.
+    /// Goal: the latest repetition gets the answer, however many came before. Method: more resends than may wait.
     #[test]
     fn the_newest_resend_is_answered() {
         let mut slots = Slots::default();

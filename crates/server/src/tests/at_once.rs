@@ -1,4 +1,4 @@
-//! Attributes that are told without waiting, and when they are not.
+//! Tests of attributes that are answered without waiting, and of the cases in which they are not.
 
 use super::*;
 

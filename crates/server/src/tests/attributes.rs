@@ -72,8 +72,8 @@ async fn story(place: &Place, seed: u64) {
     }
 }
 
-/// Goal: values that are not in memory are what was set last, also while they change, and after a start. Method: random
-/// changes and reads beside a map, with a server that keeps no value longer than 64 bytes.
+/// Goal: values that are not in memory are those that were set last, also while they change, and after a start. Method:
+/// random changes and reads beside a map, with a server that keeps no value longer than 64 bytes.
 #[test]
 fn values_are_what_was_set() {
     plant(Some(Mistake::NoValueKept));
@@ -85,7 +85,7 @@ fn values_are_what_was_set() {
 }
 
 /// Goal: while a value cannot be read from the disk, a request for it fails, and all other requests succeed. Method:
-/// values beyond the log of a target, read while the disk refuses reads, and after that.
+/// values that exceed the log of a target are read while the disk refuses reads, and after that.
 #[test]
 fn an_unreadable_value_is_an_error() {
     plant(Some(Mistake::NoValueKept));

@@ -69,7 +69,7 @@ impl Client {
 }
 
 /// Goal: parts at any offsets land as single writes would, with sizes and times, also several of one object. Method: a
-/// model of twelve files in memory, random batches and single writes at once.
+/// model of twelve files in memory; random batches and single writes at the same time.
 #[test]
 fn batches_match_a_model() {
     with_server(71, 1, 1, async |place, c| {
@@ -292,7 +292,7 @@ enum Mounts {
     One,
     /// Two: most parts are accepted into memory.
     Two,
-    /// Two, and what was accepted is flushed at once.
+    /// Two mounts, and accepted bytes are flushed at once.
     TwoFlushed,
 }
 
@@ -337,7 +337,7 @@ async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
 }
 
 /// The operations of the sweep: batches over the files, then a sync, then one more batch of which a part fails. With an
-/// `env` it waits behind each batch.
+/// `env` it waits after each batch.
 async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>, env: Option<SimEnv>) -> Result<()> {
     let step = || done.set(done.get() + 1);
     step();
@@ -351,7 +351,7 @@ async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>
         }
         for ((p, _), result) in parts.iter().zip(c.batch(&parts).await?) {
             let is_right = match result {
-                // In shared mode a file that is not open has to be written by a request of its own.
+                // In shared mode, a file that is not open has to be written by a separate request.
                 Err(e) => p.object.ino == gone && matches!(e, Errno::Stale | Errno::Again),
                 Ok(()) => p.object.ino != gone,
             };
@@ -392,7 +392,7 @@ async fn check_swept(c: &Client, files: &[Ino], done: usize, kind: CrashKind, wh
         let written: Vec<Part> = (1..=most).map(|r| swept(ino, i, r)).collect();
         let ends: Vec<u64> = std::iter::once(0).chain(written.iter().map(|(p, _)| p.range().end)).collect();
         assert!(ends[usize::from(sure)..].contains(&size), "{what}: file {i} has {size} bytes after {done} steps");
-        // The first round went to new blocks: a record of it that is there has its data.
+        // The first round wrote to new blocks: if its record exists, its data does too.
         let sure = if most > 0 && size >= ends[1] { sure.max(1) } else { sure };
         for (at, byte) in data.iter().enumerate() {
             let of = |r: u8| {
@@ -605,8 +605,8 @@ fn more_than_one_record() {
 }
 
 /// Goal: other mounts may cache the attributes of a part's file if the session has not opened it for writing. Such a
-/// part does not delay the others: it is refused with `Again`, and a request of its own revokes the token first.
-/// Method: two mounts, of which one reads the attributes of a closed file and does not answer revocations.
+/// part does not delay the others: it is refused with `Again`, and a separate request first revokes the token. Method:
+/// two mounts, of which one reads the attributes of a closed file and does not answer revocations.
 #[test]
 fn unopened_files_come_alone() {
     with_server(79, 1, 1, async |place, c| {

@@ -431,9 +431,9 @@ fn parts_of_a_cluster_are_checked() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: zones in which the first start has not begun are no damage in a cluster that was never used. They are damage
-/// if other zones refer to them. Method: all items of some zones of a server are removed, once for a server that was
-/// only started and once for one that was used.
+/// Goal: zones in which the first start has not begun are no damage in a cluster that was never used. They count as
+/// damage if other zones refer to them. Method: all items of some zones of a server are removed, once for a server that
+/// was only started and once for one that was used.
 #[test]
 fn zones_without_a_start_are_told() {
     for (used, emptied) in [(false, vec![0]), (false, vec![1]), (false, vec![0, 1]), (true, vec![0]), (true, vec![1])] {

@@ -145,7 +145,7 @@ fn flipped_bits(seed: u64) {
         assert!(counter(c, "checksum_errors").await >= 2 * damaged);
         assert_eq!(counter(c, "checksum_retries").await, 0);
 
-        // A write beside damaged bytes does not make them good; a write over them does.
+        // A write next to damaged bytes of a block does not repair them; a write over them does.
         let (bad, end) = (all[5].0, all[5].0 + BLOCK);
         if seed.is_multiple_of(2) {
             assert_eq!(put(c, f, 20, bad + 10, bad + 20).await, Err(Errno::Io));
@@ -335,8 +335,8 @@ fn the_scrubber_reads_everything() {
     });
 }
 
-/// Overwrites of all kinds, the end of the machine or of the process at the `nth` write or sync. Whether all was done
-/// before.
+/// Overwrites of all kinds, the end of the machine or of the process at the `nth` write or sync. Returns whether all
+/// was done before.
 fn crashed_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
     const LEN: u64 = 40_000;
     let back = ["off", "on"][seed as usize % 2];
@@ -415,7 +415,7 @@ fn sweep() -> u64 {
     }
 }
 
-/// Goal: a block that reads wrong once is read again. Method: a bit is changed until the disk was read once.
+/// Goal: if a block reads wrong once, it is read again. Method: a bit stays changed until the disk was read once.
 #[test]
 fn a_second_look_helps() {
     let place = place(404, &[]);

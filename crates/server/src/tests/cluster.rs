@@ -58,6 +58,7 @@ impl World {
         config.name = format!("s{at}");
         config.key = Some(KEY.to_vec());
         config.tunables.push(("server.checksums".into(), on_by(self.sim.seed()).into()));
+        config.inodes_bytes = inodes_by(self.sim.seed());
         if at > 0 {
             config.join = vec![addr(0)];
         }
@@ -194,7 +195,7 @@ impl Mount<'_> {
         }
     }
 
-    /// Its answers to pushes of server `at`.
+    /// The answers to pushes of server `at` that the test holds back.
     fn held(&self, at: usize) -> Rc<Held> {
         self.links.borrow()[&at].1.clone()
     }
@@ -203,7 +204,7 @@ impl Mount<'_> {
         self.links.borrow().values().for_each(|(_, held)| held.deaf.set(deaf));
     }
 
-    /// Answers a push of server `at` that came while it was deaf.
+    /// Answers a push of server `at` that arrived while the client did not answer.
     async fn reply(&self, at: usize, push: &Push) {
         let (link, held) = self.links.borrow()[&at].clone();
         let call = held.answer(push, link.welcome().pool);

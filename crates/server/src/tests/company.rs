@@ -103,7 +103,7 @@ fn alone_then_company_then_alone() {
         let change = a.held.pushed(|p| matches!(p, Push::Company { alone: true, .. }).then(|| p.clone())).await;
         assert!(a.told(lookup(Ino::ROOT, "f")).await.1.name.is_some(), "until it knows");
         a.reply(&change).await;
-        // The targets are told after the answer.
+        // The targets are informed after the answer.
         while a.told(lookup(Ino::ROOT, "f")).await.1.name.is_some() {}
         a.held.deaf.set(false);
         let c = place.client(3).await.expect("and again");
@@ -149,7 +149,7 @@ fn changes_take_back_what_others_cache() {
                 assert!(tokens.name.is_some() || tokens.attributes.is_some(), "{result:?} {tokens:?}");
                 result
             };
-            // A missing name, then the name and what it leads to.
+            // First a missing name, then the name and the inode to which it leads.
             assert_eq!(caches(lookup(Ino::ROOT, "f")).await, Err(Errno::NoEnt));
             let f = waits_for(b, &[name_key(Ino::ROOT, "f")], a.create(Ino::ROOT, "f")).await.unwrap();
             caches(lookup(Ino::ROOT, "f")).await.unwrap();
@@ -161,7 +161,7 @@ fn changes_take_back_what_others_cache() {
             let keys = [name_key(Ino::ROOT, "f"), attributes(f)];
             waits_for(b, &keys, a.unlink(Ino::ROOT, "f")).await.unwrap();
             assert_eq!(caches(lookup(Ino::ROOT, "f")).await, Err(Errno::NoEnt));
-            // Attributes alone.
+            // Only the attributes.
             caches(Request::GetAttr { ino: f }).await.unwrap();
             let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
             waits_for(b, &[attributes(f)], a.call(Request::SetAttr { ino: f, set })).await.unwrap();
@@ -253,7 +253,7 @@ fn writers_keep_attributes_from_others() {
         assert!(!granted(a).await && granted(b).await);
         b.call(close()).await.unwrap();
         assert!(granted(a).await && granted(b).await);
-        // By its name, which is what the client can name.
+        // The file is opened by a name, because the client names nothing else in its create.
         let d = a.mkdir(Ino::ROOT, "d").await.unwrap();
         a.link(f, d, "g").await.unwrap();
         assert!(granted(a).await && granted(b).await);
@@ -275,7 +275,7 @@ fn who_does_not_answer_is_evicted() {
         let env = place.sim.node("client");
         let (begun, evicted) = (env.now(), Cell::new(None));
         let busy = async {
-            // Its client learns of it when it comes back.
+            // The client is informed of this when it has connected again.
             while b.held.restarts.get() == 0 {
                 env.sleep(Duration::from_millis(100)).await;
             }
@@ -390,7 +390,7 @@ fn unwritten_bytes_are_seen() {
         b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
         b.call(lock(f, LockMode::Write, 1 << 20, 1 << 30)).await.unwrap();
         assert_eq!(b.stat(f).await.unwrap().size, 12_345);
-        // A third one is asked about its lock, knows nothing, and so is the holder below.
+        // A third client is asked about its lock and does not know of it; the same holds for the holder below.
         let c = place.client(3).await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, 12_345);
         assert_eq!(c.lookup(Ino::ROOT, "f").await.unwrap().attr.size, 12_345);
@@ -488,8 +488,8 @@ fn the_absent_keep_their_locks() {
     }
 }
 
-/// Goal: after a restart a change waits for sessions that may cache what it changes, until they know of the restart.
-/// Method: as above, but the mount that is kept away had cached the name.
+/// Goal: after a restart a change waits for sessions that may cache the values that it changes, until they know of the
+/// restart. Method: as above, but the mount that is kept away had cached the name.
 #[test]
 fn the_absent_keep_their_tokens() {
     let place = Place::new(71, 2, 1);
@@ -524,8 +524,9 @@ fn the_absent_keep_their_tokens() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: what was pushed over a connection that broke is pushed again over the next. Method: an unresponsive holder
-/// loses its connection after a revocation, a callback and a glimpse have arrived, and answers the repeated ones.
+/// Goal: messages that were pushed over a connection that broke are pushed again over the next one. Method: an
+/// unresponsive holder loses its connection after a revocation, a callback and a glimpse have arrived, and answers the
+/// repeated ones.
 #[test]
 fn pushes_survive_a_broken_connection() {
     with_two(72, 2, 2, async |place, a, b| {
@@ -554,7 +555,7 @@ fn pushes_survive_a_broken_connection() {
     });
 }
 
-/// Goal: a session that was cut off and forgotten may still use what it cached, and a restart does not forget that.
+/// Goal: a session that was cut off and removed may still use its cached values, and a restart takes account of that.
 /// Method: its connection is cut for longer than the grace time, the server restarts right after the eviction, and
 /// another mount changes the name. The same is done once more later, when nothing can be in use any more.
 #[test]
@@ -711,7 +712,7 @@ fn the_dead_hold_nothing_that_was_under_way() {
     assert!((5..40).contains(&made), "{made} of 40 files were there in the end");
 }
 
-/// Whether the file was there in the end.
+/// Returns whether the file was there in the end.
 fn dies_while_making(after: Duration) -> bool {
     let mut place = Place::new(77, 1, 1);
     let disk_ns = 300_000_000..400_000_000;

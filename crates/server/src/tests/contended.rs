@@ -21,7 +21,7 @@ async fn fight(a: &Client, b: &Client, object: ObjectId) {
     }
 }
 
-/// A new file, and the lock that comes with it.
+/// A new file, with the lock from the answer.
 async fn made(client: &Client, text: &str) -> (ObjectId, Option<u64>, bool) {
     let (answer, _) = client.answer(make(text), None).await.expect("an answer");
     let Ok(Reply::Made { inode, lock, .. }) = answer.result else { panic!("{:?}", answer.result) };

@@ -16,7 +16,7 @@ impl Client {
         self.write_and_hear(object, offset, generation, payload).await.map(drop)
     }
 
-    /// Whether the target reports that it has space.
+    /// Returns whether the target reports that it has space.
     async fn write_and_hear(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<bool> {
         let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
         let op = Request::Write {
@@ -170,8 +170,8 @@ fn writes_cost_no_sync() {
 }
 
 /// Goal: a write that makes the first object of a file does not outlive the inode. Method: files without a name are
-/// closed for the last time while their first write is under way, at different moments of it. Then the stopped zone is
-/// checked.
+/// closed for the last time while their first write is under way, at different moments of the write. Then the stopped
+/// zone is checked.
 #[test]
 fn the_first_write_ends_before_its_inode() {
     let place = Place::new(30, 1, 1);
@@ -370,8 +370,9 @@ fn large_requests_and_a_small_log() {
     });
 }
 
-/// Goal: a truncate that an object refuses is over with its error: no later start cuts what was synced since. Method:
-/// the block at the cut cannot be read once. A program continues to write behind the cut, and the server is killed.
+/// Goal: a truncate that an object refuses ends with this error: no later start cuts bytes that were synced since.
+/// Method: the block at the cut cannot be read once. A program continues to write behind the cut, and the server is
+/// killed.
 #[test]
 fn a_cut_that_failed_is_not_resumed() {
     use amphi_env::sim::{CrashKind, DiskOpKind};
@@ -414,8 +415,8 @@ fn a_cut_that_failed_is_not_resumed() {
     });
 }
 
-/// A file of two stripes of 64 KiB on two targets of a server that almost never syncs by itself. Both contain `bytes(1,
-/// ..)`, synced.
+/// A file of two stripes of 64 KiB on two targets of a server that almost never syncs by itself. Both stripes contain
+/// `bytes(1, ..)`, synced.
 async fn striped_file(c: &Client) -> Ino {
     let value = Some("600000".into());
     c.call(Request::Tunables { pattern: "server.sync_interval_ms".into(), value }).await.unwrap();
@@ -432,7 +433,7 @@ async fn striped_file(c: &Client) -> Ino {
 }
 
 /// Goal: Promise S10: bytes that a truncate has removed do not reappear after a loss of power if the file was synced
-/// after it on the targets that had bytes then. This is so however the file became longer again. Method: a file over
+/// after it on the targets that had bytes then. This holds however the file became longer again. Method: a file over
 /// two targets is cut to nothing, and the first target is synced, as `fsync` of an empty file does. The file grows by
 /// another truncate, or by writes that are settled. The first target is synced again, and power is lost.
 #[test]
@@ -535,7 +536,7 @@ fn a_cut_over_targets_costs_few_syncs() {
 }
 
 /// Goal: truncates continue where a target is full and freed blocks wait for a sync. Method: no program syncs, and
-/// there are more truncates than the allocator reserves blocks for.
+/// there are more truncates than there are reserved blocks.
 #[test]
 fn truncates_of_a_full_target_use_what_they_freed() {
     with_server(32, 1, 1, async |_, c| {

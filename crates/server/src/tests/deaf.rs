@@ -1,4 +1,4 @@
-//! Clients that are alive and do not answer, and those that only look so.
+//! Clients that run and do not answer, and clients that only seem to be so.
 
 use super::*;
 use amphi_types::{ByteRange, SetAttr};
@@ -35,7 +35,7 @@ async fn evictions(c: &Client) -> u64 {
 }
 
 /// Goal: a live client that answers no callback, no revocation and no switch delays others, including new mounts, for
-/// at most 5 s. Its locks and cached state are free then. Method: each kind of push is sent to a client that reads and
+/// at most 5 s. Its locks and cached state are then free. Method: each kind of push is sent to a client that reads and
 /// does not answer. Its session does not begin again.
 #[test]
 fn who_does_not_listen_is_evicted_soon() {

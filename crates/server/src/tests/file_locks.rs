@@ -81,9 +81,9 @@ async fn settle(place: &Place) {
 const R: LockMode = LockMode::Read;
 const W: LockMode = LockMode::Write;
 
-/// Goal: locks of different sessions exclude each other, in all families of locks. A wait occupies no slot, its grant
-/// is pushed, and a repeated request reports it, even twice. Method: two sessions, on targets of this worker and of
-/// another one.
+/// Goal: locks of different sessions exclude each other, in all families of locks. A waiting request occupies no slot,
+/// its grant is pushed, and a repeated request reports the grant, even twice. Method: two sessions, on targets of this
+/// worker and of another one.
 #[test]
 fn sessions_exclude_each_other() {
     for workers in [1, 2] {
@@ -184,7 +184,8 @@ fn locks_over_a_restart() {
             }
             let before = place.sim.node("client").now();
             let _server = place.start().await.unwrap();
-            // The locks of `b` are not presented again: they are free, but not before `a` has come or its time is over.
+            // The locks of `b` are not presented again: they are free, but not before `a` has connected or its time is
+            // over.
             let free = posix(f, 2, W, 10, 20);
             let mut rounds = 0;
             while !b.set(free, 2, true).await.expect("no error") {

@@ -80,7 +80,8 @@ fn an_fsync_pays_for_its_own_file() {
 }
 
 /// Goal: many files that are appended to and synced in turn free space for each other in the log, and each sync keeps
-/// its promise. Method: so many writes that the logged bytes have to be flushed several times. Then power is lost.
+/// its promise. Method: the test makes as many writes as are needed to flush the logged bytes several times. Then power
+/// is lost.
 #[test]
 fn synced_files_make_room_for_each_other() {
     let place = place(181, 1, &[("server.write_back_age_ms", "600000")]);
@@ -155,10 +156,10 @@ fn a_failed_flush_is_told_to_each_who_wrote() {
     }
 }
 
-/// Goal: Promise S16: a mount whose connection broke gets the message about a flush that failed meanwhile. It gets it
-/// again with each new connection until it acknowledges it, and not after that. The message about a second file waits
-/// for that. A session that has ended gets no message. Method: connections are broken around failing flushes. A mount
-/// is unresponsive, and then it answers.
+/// Goal: Promise S16: a mount whose connection broke gets the message about a flush that failed meanwhile. The mount
+/// gets the message again with each new connection until it acknowledges it, and not after that. The message about a
+/// second file waits for that. A session that has ended gets no message. Method: connections are broken around failing
+/// flushes. A mount is unresponsive, and then it answers.
 #[test]
 fn news_of_a_failed_flush_survive_the_connection() {
     for workers in [1, 2] {

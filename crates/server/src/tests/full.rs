@@ -50,7 +50,7 @@ async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
 /// Goal: a target that is full to its last block accepts overwrites by several mounts, of any size, single, concurrent
 /// and in batches, and an `fsync` never finds it full. Growth is refused and has no effect. Method: random overwrites
 /// of a file that fills the target are compared with bytes. They are accepted or written through, with checksums and
-/// without. Then power is lost. By several mounts, and by one in sole mode.
+/// without. Then power is lost. The overwrites are made by several mounts, and by one in sole mode.
 #[test]
 fn overwrites_of_a_full_target_are_taken() {
     for (seed, write_back, mounts) in [(121, "on", 2), (122, "off", 2), (124, "on", 1)] {

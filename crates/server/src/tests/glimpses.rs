@@ -7,15 +7,16 @@ use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 
-/// The glimpse to an unresponsive holder, once it knows of this many bytes.
+/// Waits for the glimpse to `holder` and answers it; by then the holder knows of this many bytes.
 async fn asked(holder: &Client, object: ObjectId, knows: u64) {
     let question = holder.held.pushed(|p| matches!(p, Push::Glimpse { .. }).then(|| p.clone())).await;
     holder.held.unwritten.borrow_mut().insert(object, (knows, Timespec::default()));
     holder.reply(&question).await;
 }
 
-/// Two mounts that have locked the two halves of a file and answer by hand, and the answer to a third while `story`
-/// runs. With two targets the lower half is locked at another object, where its holder does not write.
+/// Runs two mounts that have locked the two halves of a file and answer when the test says so, and returns the answer
+/// to a third mount while `story` runs. With two targets the lower half is locked at another object, where its holder
+/// does not write.
 fn size_while<F>(seed: u64, targets: u16, story: F) -> u64
 where
     F: AsyncFnOnce(ObjectId, &Client, &Client),
@@ -24,7 +25,7 @@ where
     with_two(seed, targets, 1, async |place, above, below| {
         let asker = place.client(3).await.unwrap();
         let f = asker.create(Ino::ROOT, "f").await.unwrap();
-        // Bytes that land are in the inode at once.
+        // Bytes that reach the disk are in the inode at once.
         asker.call(Request::Tunables { pattern: "server.write_back".into(), value: Some("off".into()) }).await.unwrap();
         let elsewhere = ObjectId { ino: f, stripe: u32::from(targets) - 1 };
         for (holder, object, start, end) in
@@ -50,8 +51,8 @@ where
 
 /// Goal: no mount sees part of a call. If another mount requests the size while the parts of a call arrive, it gets the
 /// size before the call or the size after it. Method: a mount that had no size to report at the glimpse writes, and its
-/// first bytes arrive before the size is returned. It gets the glimpse again. On one target, and where the answer that
-/// is late is about an object on another.
+/// first bytes arrive before the size is returned. The mount then gets the glimpse again. The test runs on one target,
+/// and with a late answer about an object on another target.
 #[test]
 fn parts_of_a_call_are_no_size() {
     for targets in [1, 2] {
@@ -81,7 +82,8 @@ async fn part_of_a_call(object: ObjectId, above: &Client, below: &Client) {
 }
 
 /// Goal: a size holds for all writers at one time. Method: a mount that had no size to report at the glimpse writes
-/// behind the end that the next lower holder reports later. That end may have been written after it.
+/// behind the end that the next lower holder reports later. The bytes up to that end may have been written after the
+/// answer.
 #[test]
 fn a_size_is_of_one_time() {
     let size = size_while(92, 1, async |object, above, below| {

@@ -148,8 +148,8 @@ fn growth_ends_where_it_is_crowded() {
 }
 
 /// Goal: the rules about which requests count as a conflict. Method: the cases of Lustre's test 32c. Writers one after
-/// the other cause no conflict, and writers at the same time more and more. Readers and a lock-ahead for reading cause
-/// none. A lock-ahead for writing that is refused causes one.
+/// the other cause no conflict, and writers at the same time more and more. Readers, and a lock-ahead for reading,
+/// cause none. A lock-ahead for writing that is refused causes one.
 #[test]
 fn what_counts_as_a_conflict() {
     with_three(93, async |_, [a, b, c], object| {

@@ -28,7 +28,7 @@ async fn tmp(c: &Client, dir: Ino, open: Access) -> Ino {
     c.inode(Request::MakeTmp { dir, perm: 0o600, umask: 0, open }).await.expect("made").attr.ino
 }
 
-/// How many links an inode of target 1 has, or `None` if it does not exist.
+/// Returns how many links an inode of target 1 has, or `None` if it does not exist.
 async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
     match server.worker.ask(T1, TargetRequest::View { ino, asker: None }).await {
         Ok(TargetReply::View(view, _)) => Some(view.attr.nlink),
@@ -38,8 +38,8 @@ async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
 }
 
 /// Goal: if a first name is promised to a file without a name, the file outlives its last open until the outcome is
-/// known, whether the open is closed or its session ends. Then it has a name, or is removed. Its bytes are not freed
-/// meanwhile. Method: the test sends the request for the promise, as target 0 would, and commits or aborts it.
+/// known, whether the open is closed or its session ends. After that it has a name, or is removed. Its bytes are not
+/// freed meanwhile. Method: the test sends the request for the promise, as target 0 would, and commits or aborts it.
 #[test]
 fn a_promised_first_name_counts() {
     for (closes, happens) in [(true, true), (true, false), (false, true), (false, false)] {

@@ -1,4 +1,5 @@
-//! Small files opened and read ahead: which files are sent, to whom, and the effect on locks of others.
+//! Small files that are opened and read ahead: which files are sent, to which mounts, and the effect on locks of
+//! others.
 
 use super::data::bytes;
 use super::*;
@@ -14,7 +15,7 @@ fn part(text: &str, ino: Ino) -> ReadPart {
 }
 
 impl Client {
-    /// A file of the root with `len` bytes, closed. The lock that came with it stays.
+    /// A file of the root with `len` bytes, closed. The lock that was granted with it stays.
     async fn filled(&self, text: &str, seed: u8, len: usize) -> (Ino, u64) {
         let make = Make::File { open: Some(RW), exclusive: true };
         let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644, umask: 0 };

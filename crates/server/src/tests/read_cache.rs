@@ -317,7 +317,7 @@ fn programs_say_how_they_read() {
                 *was = counter(&clients[0], name).await;
             }
             for n in 0..32u64 {
-                // Each place twice, by another mount each time.
+                // Each place is read twice, by different mounts.
                 let range = ByteRange::at(n / 2 * 4096, 4096);
                 let op = Request::Read { object: object(ino), range, server_lock: true, advice };
                 let (reply, payload) = clients[n as usize % 2].ask(op, None).await;

@@ -5,10 +5,11 @@ use super::*;
 use amphi_types::SetAttr;
 use futures_util::future::join;
 
-/// Goal: an open for writing revokes the attributes of other mounts. It does so even if its session wrote the file when
-/// the open arrived but no longer does when the open has its turn, because others may have got the attributes in
-/// between. Method: an open for writing waits behind another mount's change of the inode. Meanwhile the session's first
-/// open is closed. The answer to the change lets that mount cache the attributes, which then have to be revoked.
+/// Goal: an open for writing revokes the attributes of other mounts. This holds even if its session had the file open
+/// for writing when the open arrived, but no longer when the open has its turn, because others may have got the
+/// attributes in between. Method: an open for writing waits behind another mount's change of the inode. Meanwhile the
+/// session's first open is closed. The answer to the change lets that mount cache the attributes, which then have to be
+/// revoked.
 #[test]
 fn an_open_behind_the_last_close_takes_the_attributes() {
     with_two(97, 1, 1, async |_, a, b| {

@@ -146,8 +146,8 @@ fn folders_are_checked() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a session whose process is known to have ended does not keep the next mount out, one that does not answer
-/// does.
+/// Goal: a session whose process is known to have ended does not delay the next mount; a session that only does not
+/// answer does.
 #[test]
 fn ended_processes_do_not_hold_the_mount() {
     let mut place = Place::new(34, 2, 1);
@@ -267,7 +267,7 @@ fn tunables_are_live() {
         };
         assert!(syncs_after_a_change("a").await > 0, "by default within seconds");
         set("server.sync_interval_ms", "600000").await.unwrap();
-        // The wait that has begun ends as it was.
+        // The wait that has begun ends at its original deadline.
         c.create(Ino::ROOT, "b").await.unwrap();
         assert_eq!(syncs_after_a_change("c").await, 0);
         set("server.sync_interval_ms", "50").await.unwrap();

@@ -1,4 +1,4 @@
-//! Directories whose names lie in shards, as servers have them.
+//! Directories whose names lie in shards, as servers store them.
 
 use super::*;
 use crate::planted::{Mistake, plant};
@@ -22,7 +22,7 @@ fn one_for_each(count: usize) -> Vec<String> {
     (0..count).map(in_shard).collect()
 }
 
-/// Whether two seconds are too short for an answer.
+/// Returns whether two seconds are too short for an answer.
 async fn is_late<T>(place: &Place, asked: impl Future<Output = T>) -> bool {
     let clock = place.sim.node("client");
     let wait = pin!(clock.sleep(Duration::from_secs(2)));
@@ -71,7 +71,7 @@ fn names_lie_in_shards() {
 }
 
 /// Goal: attributes that were set on a directory hold in all of its shards when the answer arrives. Method:
-/// permissions, flags, group and an access list of the directory; then names in each shard by somebody else.
+/// permissions, flags, group and an access list of the directory; then another user makes names in each shard.
 #[test]
 fn shards_have_what_the_directory_has() {
     let place = Place::new(901, 3, 1);
@@ -110,8 +110,8 @@ fn shards_have_what_the_directory_has() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: nobody is told of shards while a name of the directory itself may be cached. Method: a mount that holds a name
-/// as absent and does not answer; shards come when it has.
+/// Goal: no client is informed of shards while a name of the directory itself may be cached. Method: a mount holds a
+/// name as absent and does not answer; the answer with the shards is sent only when it has answered.
 #[test]
 fn cached_names_go_before_shards_are_told() {
     let place = Place::new(902, 2, 1);
@@ -144,7 +144,7 @@ fn cached_names_go_before_shards_are_told() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: whoever names a shard itself changes nothing of it. Method: each request that could.
+/// Goal: a request that names a shard itself cannot change it. Method: each request that could.
 #[test]
 fn shards_are_not_changed_alone() {
     let place = Place::new(904, 2, 1);
@@ -170,8 +170,8 @@ fn shards_are_not_changed_alone() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a target that was started again tells of shards only when every mount has come back, and has dropped the names
-/// that it cached before. Method: a mount that holds a name as absent stands still while the server is killed.
+/// Goal: after a restart, a target answers `Shards` only when every mount has connected again and has dropped the names
+/// that it cached before. Method: a mount that holds a name as absent is stopped while the server is killed.
 #[test]
 fn shards_wait_for_every_mount() {
     let place = Place::new(903, 2, 1);
@@ -239,6 +239,50 @@ fn removals_meet_names_and_shards() {
             match join(set, removed).await {
                 (Ok(()) | Err(Errno::NoEnt | Errno::Stale), Ok(())) => {}
                 both => panic!("shards and the removal of their directory: {both:?}"),
+            }
+            c.call(Request::Goodbye).await.unwrap();
+            other.call(Request::Goodbye).await.unwrap();
+            server.stop().await.unwrap();
+            let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+            assert!(report.is_clean(), "{report:?}");
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: a change of a directory's attributes at the time when it gets shards holds in all of them, whichever comes
+/// first. Method: `chmod` and the shards at once, with different delays; then names in each shard by somebody whom the
+/// new permissions refuse, and the checker.
+#[test]
+fn attributes_meet_new_shards() {
+    for distance in 0..DISTANCES {
+        let place = Place::new(960 + distance, 3, 3);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+            let clock = place.sim.node("client");
+            let pause = async |micros| clock.sleep(Duration::from_micros(micros)).await;
+            let (before, after) =
+                (20 * distance.saturating_sub(DISTANCES / 2), 20 * (DISTANCES / 2).saturating_sub(distance));
+            let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+            c.call(Request::SetAttr { ino: dir, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } })
+                .await
+                .unwrap();
+            let set = async {
+                pause(before).await;
+                other.inode(Request::SetShards { ino: dir, count: 3 }).await.unwrap()
+            };
+            let changed = async {
+                pause(after).await;
+                let set = SetAttr { perm: Some(0o700), ..SetAttr::default() };
+                c.inode(Request::SetAttr { ino: dir, set }).await.unwrap()
+            };
+            let (view, _) = join(set, changed).await;
+            assert!(view.sharded && matches!(view.attr.perm, 0o777 | 0o700), "{view:?}");
+            assert_eq!(c.stat(dir).await.unwrap().perm, 0o700);
+            *other.cred.borrow_mut() = Cred { caps: Caps::NONE, ..Cred::new(5, 6, vec![]) };
+            for text in one_for_each(3) {
+                assert_eq!(other.make(dir, &text, Make::Dir).await, Err(Errno::Access), "{text} after {distance}");
             }
             c.call(Request::Goodbye).await.unwrap();
             other.call(Request::Goodbye).await.unwrap();

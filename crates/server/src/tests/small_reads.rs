@@ -92,8 +92,8 @@ fn small_files_are_read_once() {
 }
 
 /// Goal: a write, a flush, a truncate and a punch may keep a part of a block. If the read cache has the block, they
-/// need no read of the disk and keep its old bytes. Without the cache each of them needs one. Method: a file that two
-/// mounts have read is changed at odd offsets. The counters and all bytes are compared.
+/// need no read of the disk and keep its old bytes. Without the cache each of them needs one read. Method: a file that
+/// two mounts have read is changed at odd offsets. The counters and all bytes are compared.
 #[test]
 fn edges_come_from_memory() {
     for (bytes_kept, write_back) in [("64M", "off"), ("0", "off"), ("64M", "on")] {

@@ -113,13 +113,14 @@ fn requests_make_no_hop() {
                     }
                 }
                 let hops = counter(mount.of(TargetId(0)), "forwarded").await - before;
-                // Of session 8, the only connection is at worker 0; each request there for a target of another hops.
+                // The only connection of session 8 is at worker 0; each request there for a target of another worker is
+                // passed on.
                 let expected = match most {
                     1 => 3 * ROUNDS * (4 - 4 / u64::from(workers)),
                     _ => 0,
                 };
                 assert_eq!(hops, expected, "{workers} workers, at most {most} connections");
-                // A worker reads from the connection what it executes itself, without hops.
+                // A worker reads from the connection the requests that it executes itself, without passing them on.
                 assert_eq!(made() - made_before, ROUNDS * 4 / u64::from(workers), "the share of worker 0");
                 if mount.lines.len() > 1 {
                     mount.lines[1].stat(Ino::ROOT).await.expect("any connection reaches any target");
@@ -330,9 +331,9 @@ fn eviction_ends_all_connections() {
 }
 
 /// Goal: a mount that answers on its first connection and not on another one is as unresponsive as one that answers on
-/// none. A mount that answers on all of them is not unresponsive. Method: a callback on connection 1, whose client
-/// reads and does not answer, for a file whose target uses it. The same is done with a client that reports that it is
-/// at work.
+/// none. A mount that answers on all of them is not unresponsive. Method: the server sends a callback on connection 1,
+/// because the target of the file uses this connection; the client reads the callback and does not answer. The same is
+/// done with a client that reports that it is at work.
 #[test]
 fn deaf_on_one_connection() {
     for (seed, keeps) in [(820, false), (821, true)] {
@@ -387,10 +388,10 @@ fn deaf_on_one_connection() {
     }
 }
 
-/// Goal: a session keeps what it may do with a file over a restart of the server, however much later it reconnects to
-/// the file's target than to a target of the file's stripes: each request on a stripe is answered as if there had been
-/// no restart. Method: a mount with two connections; behind a kill of the server the connection for the stripe's target
-/// is back at once and repeats its requests, the one for the inode's target presents what is open seconds later.
+/// Goal: a session keeps its rights on a file over a restart of the server, however much later it reconnects to the
+/// file's target than to a target of the file's stripes: each request on a stripe is answered as if there had been no
+/// restart. Method: a mount with two connections. After a kill of the server, the connection for the stripe's target is
+/// back at once and repeats its requests; the one for the inode's target presents its opens seconds later.
 #[test]
 fn stripes_wait_for_the_opens_of_their_file() {
     const LATE: Duration = Duration::from_secs(4);

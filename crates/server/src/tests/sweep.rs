@@ -19,7 +19,7 @@ fn dir_name(target: u16) -> String {
 /// Pauses between the steps. The long one gives background work, such as deleting decisions, time to run in between.
 const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(170)];
 
-/// What is swept.
+/// The kind of operations that the sweep runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Story {
     /// Operations between ordinary directories.

@@ -62,7 +62,7 @@ fn emptied_directories_are_made_stable_where_removals_follow() {
             let dir = c.mkdir(Ino::ROOT, name).await.unwrap();
             c.create(dir, "a").await.unwrap();
             c.create(dir, "b").await.unwrap();
-            // Until the periodic syncs have run.
+            // The test waits until the periodic syncs have run.
             env.sleep(Duration::from_secs(4)).await;
             let mut syncs = [0; 2];
             for (i, file) in ["a", "b"].into_iter().enumerate() {

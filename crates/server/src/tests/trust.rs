@@ -145,8 +145,8 @@ fn data_needs_an_open() {
 
 /// Goal: a write creates no object unless its inode exists and will be removed together with it. The number may belong
 /// to no file. The layout may not have the stripe, or have it elsewhere. The file may not be spread yet, or be removed
-/// already. This is tested with over-striped files too, on the inode's target and on others, on one server. Method:
-/// such writes by a client that has the file open. At the end the zones are sound and contain no objects.
+/// already. This is also tested with over-striped files, on the inode's target and on other targets of one server.
+/// Method: such writes by a client that has the file open. At the end the zones are sound and contain no objects.
 #[test]
 fn objects_belong_to_inodes() {
     let place = Place::new(82, 3, 2);
@@ -208,9 +208,10 @@ fn objects_belong_to_inodes() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: a target that has forgotten what a session may do with a file's stripes, because its table was full, asks the
-/// file's target again, also if a request has passed the first check: no write is refused as one to a file that has
-/// gone. Method: a write, a hole and an allocation wait for the lock of another mount while the table is emptied.
+/// Goal: a target that has lost its record of a session's rights on a file's stripes, because its table was full, asks
+/// the file's target again, also if a request has passed the first check: no write is refused as a write to a file that
+/// does not exist. Method: a write, a hole and an allocation wait for the lock of another mount while the table is
+/// emptied.
 #[test]
 fn forgotten_rights_are_asked_for_again() {
     let (range, mtime) = (ByteRange::new(64 << 10, 68 << 10), Timespec { sec: 2_000_000_000, nsec: 0 });

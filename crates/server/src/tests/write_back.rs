@@ -4,12 +4,14 @@ mod sweep;
 
 use super::data::bytes;
 use super::*;
+use crate::planted::{Mistake, plant};
 use amphi_env::sim::{CrashKind, DiskOpKind};
-use amphi_types::{ByteRange, SetAttr};
+use amphi_types::{ByteRange, Layout, Pattern, SetAttr};
 use amphi_wire::BatchPart;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
-/// Where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
+/// The place where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
 pub(super) const DATA: u64 = 6 << 20;
 
 pub(super) fn place(seed: u64, targets: u16, more: &[(&str, &str)]) -> Place {
@@ -24,7 +26,10 @@ pub(super) async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Re
 }
 
 async fn put_at(c: &Client, ino: Ino, generation: u64, seed: u8, at: u64, end: u64) -> Result<()> {
-    let object = ObjectId { ino, stripe: 0 };
+    put_object(c, ObjectId { ino, stripe: 0 }, generation, seed, at, end).await
+}
+
+async fn put_object(c: &Client, object: ObjectId, generation: u64, seed: u8, at: u64, end: u64) -> Result<()> {
     let op = Request::Write {
         object,
         offset: at,
@@ -221,7 +226,7 @@ fn against_bytes(seed: u64) {
             let end = (at + len).min(LEN);
             match env.rand() % 16 {
                 0..9 => {
-                    // Several at once, side by side.
+                    // Several writes at the same time.
                     let cut = at + (end - at) / 2;
                     let seed = step as u8;
                     let (a, b) = futures_util::join!(put_at(&c, f, generation, seed, at, cut.max(at + 1)), async {
@@ -303,7 +308,7 @@ fn against_bytes(seed: u64) {
     place.sim.block_on(run).unwrap();
 }
 
-/// Whether the client has connected to a server that was restarted.
+/// Returns whether the client has connected to a server that was restarted.
 async fn step_restarted(c: &Client) -> bool {
     c.held.restarts.get() > 0
 }
@@ -551,6 +556,53 @@ fn memory_comes_back() {
         assert!(place.sim.kept_names("server").is_empty());
     };
     place.sim.block_on(run).unwrap();
+}
+
+/// Goal: a file over several targets that was closed has no size that only lost bytes gave it, and its bytes are there
+/// soon after the close. Method: a small write on the second target alone, accepted into the memory, a close, and a
+/// loss of power after different times.
+#[test]
+fn a_settled_size_has_its_bytes() {
+    for (seed, pause_ms) in (174..178).flat_map(|seed| [0, 1, 2, 5, 20, 100, 3_000, 30_000].map(|ms| (seed, ms))) {
+        let place = place(seed, 2, &[("server.write_back_age_ms", "600000")]);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let c = place.client(1).await.unwrap();
+            c.held.mortal.set(true);
+            let f = file(&c, "f").await;
+            let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 2, pool: 2 };
+            c.call(Request::SetLayout { ino: f, layout: Some(layout), advice: None }).await.unwrap();
+            c.call(Request::Spread { ino: f }).await.unwrap();
+            let (object, at, end) = (ObjectId { ino: f, stripe: 1 }, 64 << 10, (64 << 10) + 5_000);
+            put_object(&c, object, 0, 7, at, end).await.unwrap();
+            assert_eq!(counter(&c, "write_back").await, 1, "it was accepted into the memory");
+            c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
+            place.sim.node("client").sleep(Duration::from_millis(pause_ms)).await;
+            place.sim.crash("server", CrashKind::Power);
+            drop(server);
+            let _server = place.start().await.unwrap();
+            let other = place.client(2).await.unwrap();
+            let size = other.stat(f).await.unwrap().size;
+            let expected: &[u64] = if pause_ms < 3_000 { &[0, end] } else { &[end] };
+            assert!(expected.contains(&size), "{size} {pause_ms} ms after the close");
+            let op = Request::Read {
+                object,
+                range: ByteRange::new(at, size.max(at)),
+                server_lock: true,
+                advice: Default::default(),
+            };
+            let found = other.ask(op, None).await.1.map_or(Vec::new(), |bytes| bytes.to_vec());
+            assert_eq!(found, bytes(7, at, size.saturating_sub(at) as usize).to_vec(), "{pause_ms} ms after the close");
+        };
+        place.sim.block_on(run).unwrap();
+    }
+    if crate::planted::is(Mistake::UnsecuredSize) {
+        return;
+    }
+    plant(Some(Mistake::UnsecuredSize));
+    let found = catch_unwind(AssertUnwindSafe(a_settled_size_has_its_bytes)).is_err();
+    plant(None);
+    assert!(found, "a size of lost bytes was not found");
 }
 
 /// Goal: it is switched off in operation, and on again: accepted data is written, and the memory is released. Method: a

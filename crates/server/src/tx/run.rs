@@ -14,6 +14,7 @@ use crate::records::{self, Intent, TxId};
 use crate::worker::request::RequestCx;
 use crate::zone_target::NameKey;
 use crate::zone_target::gate::Guard;
+use crate::zone_target::residency::HeldInodes;
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_types::item::Txn;
@@ -30,7 +31,7 @@ const DECISION_BYTES: u64 = 256;
 pub enum Ran {
     /// The operation happened.
     Done(Reply),
-    /// Something planned on had changed: nothing happened, plan again.
+    /// A fact on which the plan is based has changed: nothing happened, and the operation has to be planned again.
     Conflict,
 }
 
@@ -39,6 +40,8 @@ struct Promises {
     /// The token change for the own target's part.
     changing: Option<Changing>,
     guard: Guard<NameKey>,
+    /// The inodes of the own target's part.
+    held: Option<HeldInodes>,
     /// Other targets that have promised.
     promised: Vec<TargetId>,
     /// The answer of the target that refused.
@@ -80,7 +83,7 @@ impl<E: Env> RequestCx<E> {
             let is_new = self.target.txs.borrow_mut().undecided.insert(tx);
             assert!(is_new, "two operations have the number {}", tx.number);
         }
-        let Promises { guard, promised, refusal, mut changing } =
+        let Promises { guard, held: _held, promised, refusal, mut changing } =
             self.ask_for_promises(tx, &by_target, named, local_commits).await;
         let reply = match refusal {
             None => reply(self).await,
@@ -145,12 +148,19 @@ impl<E: Env> RequestCx<E> {
         local_commits: bool,
     ) -> Promises {
         let own = self.target.id;
-        let mut all = Promises { changing: None, guard: Guard::none(), promised: Vec::new(), refusal: None };
+        let mut all =
+            Promises { changing: None, guard: Guard::none(), held: None, promised: Vec::new(), refusal: None };
         for (&target, parts) in by_target {
             let told = if target == own {
                 all.guard = self.target.queues.names.take(keys(parts)).await;
-                let checked =
-                    self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(TargetReply::Done));
+                let checked = match self.target.hold(parts.iter().map(Part::ino)).await {
+                    Ok(held) => {
+                        all.held = Some(held);
+                        let checked = self.target.meta.borrow().check_parts(parts);
+                        checked.map_or_else(refused, |()| Ok(TargetReply::Done))
+                    }
+                    Err(e) => Err(e),
+                };
                 if checked.is_ok() {
                     let keys = || {
                         let named: Vec<_> = named.iter().map(|(dir, name)| (*dir, name.token_hash())).collect();
@@ -240,7 +250,7 @@ impl<E: Env> RequestCx<E> {
         lsn
     }
 
-    /// Grants tokens for what the answer shows, in the step in which the change happened.
+    /// Grants tokens for the values that the answer shows, in the step in which the change happened.
     fn show(&self, reply: &Reply, named: &[(Ino, &Name)], lsn: Lsn) {
         match (reply, named) {
             (Reply::Made { inode, .. }, [(dir, name)]) => {
@@ -251,7 +261,8 @@ impl<E: Env> RequestCx<E> {
             _ => {}
         }
         if let Some((dir, _)) = named.first() {
-            self.show_directory(*dir, lsn);
+            let made = matches!(reply, Reply::Made { created: true, .. });
+            self.show_directory(*dir, lsn, made);
         }
     }
 }

@@ -67,7 +67,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
     }
 }
 
-/// Whether targets other than `own` only have to forget directories that lose their names.
+/// Returns whether targets other than `own` only have to forget directories that lose their names.
 pub(super) fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
     let moves = parts.values().flatten().any(|part| matches!(part, Part::SetParent { .. }));
     let mut others = parts.iter().filter(|(target, _)| **target != own).flat_map(|(_, parts)| parts);
@@ -79,7 +79,8 @@ pub(super) fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
 }
 
 /// The token keys that these changes concern. `named`: names of this target that the client named with its request, by
-/// directory and hash. The client has dropped its own copies of them, of the directory's listing and of its attributes.
+/// directory and hash. The client has dropped its own copies of them and of the directory's attributes, and has noted
+/// the names that it makes in its record of the directory's names.
 pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
     let alone = |key, known| Changed { key, known, joint: false };
     let joint = |key, known| Changed { key, known, joint: true };
@@ -101,9 +102,13 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
             | Part::Unlink { ino, .. }
             | Part::SetParent { ino, .. }
             | Part::TouchCtime { ino }
-            | Part::SetShards { ino, .. }
             | Part::SetShared { ino, .. } => {
                 keys.push(alone(TokenKey::Attributes(*ino), false));
+            }
+            // From now on the names lie elsewhere, so nobody knows them any more.
+            Part::SetShards { ino, .. } => {
+                keys.push(alone(TokenKey::Attributes(*ino), false));
+                keys.push(joint(TokenKey::Listing(*ino), false));
             }
         }
     }
@@ -152,6 +157,7 @@ pub async fn prepare<E: Env>(
     debug_assert!(promise == Promise::Logged || is_here, "a promise in memory ends with the server of who decides");
     target.zone.reserve(growth(&parts) * 2).await?;
     let guard = target.queues.names.take(keys(&parts)).await;
+    let _held = target.hold(parts.iter().map(Part::ino)).await?;
     if let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         return refused(refusal);
     }
@@ -166,16 +172,18 @@ pub async fn prepare<E: Env>(
             }
             target.zone.stable(target.zone.appended_lsn()).await?;
         }
-        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        let Some(held) = target.hold_promised(&parts, worker.now_ns()) else { return Ok(TargetReply::Conflict) };
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held };
         target.txs.borrow_mut().prepared.insert(tx, prepared);
         return Ok(TargetReply::Done);
     }
+    let Some(held) = target.hold_promised(&parts, worker.now_ns()) else { return Ok(TargetReply::Conflict) };
     let intent = Intent::Prepared { tx, now, parts };
     let mut txn = Txn::default();
     txn.put(intent.key(), records::encode(&intent));
     let Intent::Prepared { parts, .. } = intent else { return Err(Errno::Io) };
     let lsn = {
-        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held };
         target.txs.borrow_mut().prepared.insert(tx, prepared);
         target.append(txn, Order::Plain)
     };
@@ -186,7 +194,7 @@ pub async fn prepare<E: Env>(
     Ok(TargetReply::Done)
 }
 
-/// Asks about promises to other servers until there are none. A coordinator that gave an operation up, or that was
+/// Asks other servers about promises until none is left. A coordinator that gave an operation up, or that was
 /// restarted, does not send the outcome.
 fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Duration) {
     if std::mem::replace(&mut target.txs.borrow_mut().watched, true) {
@@ -242,8 +250,9 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
     txs.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
 }
 
-/// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until
-/// its record is written. If the record is lost, the promise or the decision still exists, and the work is done again.
+/// Makes the changes of a promise, or forgets the promise. Unknown numbers are ignored, because they were finished
+/// before. Does not wait until its record is written. If the record is lost, the promise or the decision still exists,
+/// and the work is done again.
 ///
 /// Errors: `Io` if the changes do not fit, which means damage: the names and inodes were locked from the check to the
 /// decision. In that case nothing is changed.
@@ -253,8 +262,17 @@ pub async fn finish<E: Env>(
     tx: TxId,
     commit: bool,
 ) -> Result<TargetReply> {
+    let concerned: Vec<Ino> = match target.txs.borrow().prepared.get(&tx) {
+        Some(prepared) if commit => prepared.parts.iter().map(Part::ino).collect(),
+        _ => Vec::new(),
+    };
+    let _held = target.hold(concerned).await?;
     let Some(prepared) = target.txs.borrow_mut().prepared.remove(&tx) else { return Ok(TargetReply::Done) };
-    let Prepared { now, parts, promise, guard, changing } = prepared;
+    let Prepared { now, parts, promise, guard, changing, held } = prepared;
+    // In this very step the inodes are counted, or will never be.
+    if let Some((owner, amount)) = held {
+        target.counts.quota.shares.borrow_mut().release(owner, amount);
+    }
     if commit && let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         let id = target.id;
         tracing::error!("{id}: what operation {} of {} decided does not fit: {refusal:?}", tx.number, tx.coordinator);
@@ -289,7 +307,7 @@ pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
     }
 }
 
-/// Whether the lock on moving directories is held under this number.
+/// Returns whether the lock on moving directories is held under this number.
 pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
     target.txs.borrow().moving.contains_key(&number)
 }
@@ -317,9 +335,9 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
 }
 
 /// Waits until the names of a directory are released that operations of other targets lock now. These operations may be
-/// decided, and their removals on other targets visible. It does not wait for names that are locked later, so that a
-/// busy directory can be listed. Their operations were not decided when this began. An operation of this target itself
-/// changes its names in the step that decides it.
+/// decided, and their removals may be visible on other targets. It does not wait for names that are locked later, so
+/// that a busy directory can be listed. The operations that lock them were not decided when this began. An operation of
+/// this target itself changes its names in the step that decides it.
 pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
     let names: Vec<NameKey> = {
         let txs = target.txs.borrow();
@@ -358,8 +376,8 @@ pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
     drop(guard);
 }
 
-/// Completes what a crash interrupted: asks about promises, and sends decisions. Work that needs another server is done
-/// in the background, while the names concerned stay locked.
+/// Completes the operations that a crash interrupted: asks about promises, and sends decisions. Work that needs another
+/// server is done in the background, while the names concerned stay locked.
 pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let promised: Vec<TxId> = target.txs.borrow().prepared.keys().copied().collect();
     for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
@@ -404,7 +422,7 @@ fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, 
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         let told = join_all(participants.iter().map(|t| worker.insist(*t, TargetRequest::Commit(tx)))).await;
-        // On an error the decision stays, and is told again after the next start.
+        // On an error the decision stays, and is sent again after the next start.
         if told.into_iter().all(|t| t.is_ok()) {
             target.txs.borrow_mut().untold.remove(&tx);
             let _ = forget_decision(&worker, &target, tx, participants).await;
@@ -429,7 +447,7 @@ pub(super) fn forget_later<E: Env>(
 ) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        // On an error the decision stays, and is told again after the next start.
+        // On an error the decision stays, and is sent again after the next start.
         let _ = forget_decision(&worker, &target, tx, participants).await;
     });
 }

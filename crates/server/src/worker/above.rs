@@ -1,4 +1,4 @@
-//! The interfaces through which a worker uses the floors above it. It gets them at the start.
+//! The interfaces through which a worker uses the layers above it. It gets them at the start.
 //!
 //! Owns: three interfaces. Does not own: their implementations (`dispatch`, `cluster`).
 
@@ -38,7 +38,7 @@ pub trait Peers {
     fn ask(self: Rc<Self>, target: TargetId, question: TargetRequest) -> Replying;
 }
 
-/// The three interfaces to the code above a worker, as the worker has them.
+/// The three interfaces to the code above a worker.
 pub struct Above<E: Env> {
     /// Answers to other targets.
     pub answer: AnswerTarget<E>,

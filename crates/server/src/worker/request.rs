@@ -14,7 +14,7 @@ use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Errno, Ino, Name, ObjectId, Result, SessionId, Timespec, TokenKey};
-use amphi_wire::{Access, Answer, DirectoryAfter, InodeView, Reply, RequestId, Tokens};
+use amphi_wire::{Access, Answer, DirectoryAfter, InodeView, ListingGrant, Reply, RequestId, Tokens};
 use amphi_zone::{Lsn, Order};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -45,7 +45,7 @@ pub struct RequestCx<E: Env> {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// A request that begins now.
+    /// A request whose execution begins now.
     pub fn new(
         (worker, target): (&Rc<Worker<E>>, &Rc<Target<E>>),
         session: SessionId,
@@ -65,7 +65,7 @@ impl<E: Env> RequestCx<E> {
         self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
     }
 
-    /// As `seal`, if the request fails after it was sealed.
+    /// Works as `seal`, if the request fails after it was sealed.
     pub fn seal_error(&self, txn: &mut Txn, e: Errno) {
         self.seal_answer(txn, Answer::of(Err(e)), None);
     }
@@ -86,7 +86,7 @@ impl<E: Env> RequestCx<E> {
         self.target.append(txn, order)
     }
 
-    /// Waits until no mount caches `keys` of this target. Until the end of the change, none will cache them.
+    /// Waits until no mount caches `keys` of this target. Until the end of the change, no mount will cache them.
     pub async fn change(&self, keys: impl FnOnce() -> Vec<Changed>) -> Changing {
         let sent = || self.worker.send_revocations(&self.target);
         self.target.coherence.tokens.change(|| self.worker.now_ns(), self.session, keys, sent).await
@@ -97,8 +97,8 @@ impl<E: Env> RequestCx<E> {
         self.change(|| vec![Changed::alone(TokenKey::Attributes(ino))]).await
     }
 
-    /// Whether the session changes data of a file that it has not opened for writing, or has no longer open. In that
-    /// case others may cache the file's attributes.
+    /// Returns whether the session changes data of a file that it has not opened for writing, or has no longer open. In
+    /// that case others may cache the file's attributes.
     pub fn is_unopened(&self, object: ObjectId) -> bool {
         self.target.coherence.tokens.on()
             && object.stripe == 0
@@ -113,13 +113,13 @@ impl<E: Env> RequestCx<E> {
         Some(self.change(|| vec![Changed::alone(TokenKey::Attributes(object.ino)).unknown()]).await)
     }
 
-    /// The change has just been applied, and the answer will say so.
+    /// The change has just been applied, and the answer will report it.
     pub fn changed(&self, changing: &mut Changing) {
         let changed = changing.end();
         self.tokens.set(Tokens { changed, ..self.tokens.get() });
     }
 
-    /// Grants the name that the answer shows, in the step that reads it.
+    /// Grants the name that the answer contains, in the step that reads it.
     pub fn grant_name(&self, dir: Ino, name: &Name) {
         if !self.target.coherence.tokens.on() {
             return;
@@ -143,22 +143,26 @@ impl<E: Env> RequestCx<E> {
     /// Adds the attributes of a directory of this target to the answer, in the step that changes it by the record at
     /// `place`. In shared mode this is done only with a token, without which the client could not use them. It is not
     /// done for a directory that others change too, because each change would revoke the token from the others.
-    pub fn show_directory(&self, dir: Ino, place: Lsn) {
+    /// `made`: the change has made a name.
+    pub fn show_directory(&self, dir: Ino, place: Lsn, made: bool) {
         let shared =
             self.target.coherence.tokens.on() && self.target.coherence.tokens.is_shared(self.worker.now_ns(), dir);
         if shared {
             return;
         }
-        let inode = {
+        let (inode, is_first) = {
             let meta = self.target.meta.borrow();
             let Ok(inode) = meta.inode(dir) else { return };
-            self.target.view_of(&meta, dir, &inode)
+            (self.target.view_of(&meta, dir, &inode), made && inode.dir.entries == 1)
         };
-        let token = self.target.grant_attributes(self.worker.now_ns(), self.session, &inode);
+        let now_ns = self.worker.now_ns();
+        let token = self.target.grant_attributes(now_ns, self.session, &inode);
+        let grant = self.target.grant_listing(now_ns, self.session, dir, is_first);
+        let listing = grant.map(|grant| ListingGrant { grant, is_first });
         self.worker.send_revocations(&self.target);
         if token.is_some() || !self.target.coherence.tokens.on() {
             add(&self.worker.counters.directories_shown, 1);
-            self.directory.set(Some(DirectoryAfter { inode, place: place.0, token }));
+            self.directory.set(Some(DirectoryAfter { inode, place: place.0, token, listing }));
         }
     }
 

@@ -1,7 +1,7 @@
-//! `Routes`: which targets are this server's, which worker has each, and how many the cluster has.
+//! `Routes`: which targets this server has, which worker has each of them, and how many targets the cluster has.
 //!
-//! Owns: the answer to "where is this target" as all workers of a server share it. Does not own: which other server has
-//! a target (`peers`), the cluster map (`map`).
+//! Owns: the table of the places of targets that all workers of a server share. Does not own: which other server has a
+//! target (`peers`), the cluster map (`map`).
 //!
 //! The targets of a server are fixed while it runs, and the number of targets of the cluster grows. Every request uses
 //! this table, so a look-up is one load and one index.
@@ -16,7 +16,7 @@ const ELSEWHERE: u16 = u16::MAX;
 /// Routes as all workers of a server share them.
 pub type SharedRoutes = Arc<Routes>;
 
-/// Where targets are.
+/// The places of all targets.
 pub struct Routes {
     /// The worker that owns each target, by target. Ends with the last target of this server.
     owners: Vec<u16>,
@@ -43,7 +43,7 @@ impl Routes {
         self.owners.get(usize::from(target.0)).filter(|w| **w != ELSEWHERE).map(|w| usize::from(*w))
     }
 
-    /// Whether the target is this server's.
+    /// Returns whether the target is this server's.
     pub fn is_local(&self, target: TargetId) -> bool {
         self.owner(target).is_some()
     }
@@ -63,7 +63,7 @@ impl Routes {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Whether other servers have targets.
+    /// Returns whether other servers have targets.
     pub fn is_shared(&self) -> bool {
         usize::from(self.pool()) > self.local.len()
     }

@@ -4,8 +4,8 @@
 //! memory up, closing. Does not own: the memory (`write_back`), accepting and flushing (`ops`).
 //!
 //! The `fsync` of a small change costs one write of the disk and one sync. Its bytes are logged in a record that is
-//! written together with the record that accepted them. The bytes stay in memory until they are flushed with others.
-//! Flushed at once they would cost a write, the record, a sync, a mark and a sync.
+//! written together with the record that accepted them. The bytes stay in memory until they are flushed with others. If
+//! they were flushed at once, they would cost a write, the record, a sync, a mark and another sync.
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};
@@ -34,8 +34,9 @@ const PROMISED_MIN: u64 = 16;
 const PIECE_BYTES: u64 = 64;
 
 impl<E: Env> Target<E> {
-    /// Brings accepted bytes of an earlier process to the disk, stable, and gives up what was lost with the memory. A
-    /// server that joins a cluster begins twice. The memory that exists the second time is its own.
+    /// Brings accepted bytes of an earlier process to the disk, makes them stable, and gives up the bytes that were
+    /// lost with the memory. A server that joins a cluster begins twice. The memory that exists the second time is its
+    /// own.
     pub(super) async fn land_left(&self, env: &E) -> Result<()> {
         if self.storage.write_back.has_begun() {
             return Ok(());
@@ -79,7 +80,7 @@ impl<E: Env> Target<E> {
         self.append(txn, Order::Plain);
     }
 
-    /// Removes memory for accepted bytes that is not wanted any more, if nothing lies in it.
+    /// Removes memory for accepted bytes that is no longer wanted, if it contains no bytes.
     pub async fn give_up_memory(&self, env: &E) {
         if self.closed.get() || !self.storage.write_back.is_spare(&self.data.borrow()) {
             return;
@@ -92,7 +93,7 @@ impl<E: Env> Target<E> {
         }
     }
 
-    /// Most delayed extents. All of them could be named by one record.
+    /// Most delayed extents. One record could name all of them.
     pub fn delayed_max(&self) -> u64 {
         self.zone.record_bytes_max() / DELAYED_SHARE / DELAYED_ITEM_BYTES
     }
@@ -147,8 +148,8 @@ impl<E: Env> Target<E> {
         (bytes <= SYNC_LOG_BYTES && logged + bytes <= self.logged_max()).then_some(parts)
     }
 
-    /// Logs the delayed bytes of a file, or of all, that the log does not have, if they are few. Whether it has all
-    /// now.
+    /// Logs the delayed bytes of a file, or of all, that the log does not have, if they are few. Returns whether the
+    /// log has all of them now.
     async fn log_delayed(&self, file: Option<Ino>) -> Result<bool> {
         let Some(parts) = self.small_change(file) else { return Ok(false) };
         if parts.is_empty() {
@@ -186,7 +187,7 @@ impl<E: Env> Target<E> {
         self.storage.write_back.exhume(self.zone.kept_lsn());
     }
 
-    /// Writes what was accepted, takes a checkpoint and closes the zone.
+    /// Writes the accepted bytes, takes a checkpoint and closes the zone.
     pub async fn close(&self, env: &E) -> std::result::Result<(), ZoneError> {
         self.storage.write_back.stop();
         let flushed = self.flush_all().await;

@@ -1,7 +1,8 @@
-//! Reading data blocks as their checksums say, or not at all.
+//! Reading data blocks and verifying them by their checksums.
 //!
 //! Owns: comparing what was read, the second read, the log line for the operator. Does not own: the checksums
-//! (`amphi_data::Checksums`), which blocks are known to be damaged (`verifier`), or what is read when.
+//! (`amphi_data::Checksums`), which blocks are known to be damaged (`verifier`), or which blocks are read at which
+//! time.
 //!
 //! Invariant: every read of file data calls `expect` in the step that plans it, and `verify` when the disk has
 //! answered. A read from the read cache did so when the block entered the cache. No byte of a block that does not
@@ -46,7 +47,7 @@ impl<E: Env> Target<E> {
     }
 
     /// The expected checksums of the blocks of a plan. The block `from_block` of the file is `base` bytes into the
-    /// buffer. To be called in the step that plans.
+    /// buffer. This has to be called in the step that plans the read.
     pub fn expect(&self, segments: &[ReadSegment], from_block: u64, base: usize) -> Vec<Expected> {
         let data = self.data.borrow();
         if data.checksums.is_empty() {
@@ -61,19 +62,19 @@ impl<E: Env> Target<E> {
         expected.collect()
     }
 
-    /// As `expect`, for one block in a separate buffer.
+    /// Works as `expect`, for one block in a separate buffer.
     pub fn expect_block(&self, file_block: u64, physical: u64) -> Vec<Expected> {
         self.expect(&[ReadSegment { file_block, blocks: 1, physical: Some(physical) }], file_block, 0)
     }
 
     /// Compares what was read. A block that reads wrong is read a second time, since a bus may fail once.
     ///
-    /// Errors: `Io` if a block is not what it should be. A line says which.
+    /// Errors: `Io` if a block does not match its checksum. A line says which.
     pub async fn verify(&self, object: ObjectId, expected: &[Expected], bytes: &mut [u8]) -> Result<()> {
         self.verify_part(object, expected, bytes, 0).await
     }
 
-    /// As `verify`, for the blocks in a part of the plan, which begins `from` bytes into it.
+    /// Works as `verify`, for the blocks in a part of the plan, which begins `from` bytes into it.
     pub async fn verify_part(
         &self,
         object: ObjectId,
@@ -101,7 +102,7 @@ impl<E: Env> Target<E> {
         result
     }
 
-    /// Whether a block is right when it is read a second time. Then `block` contains its bytes.
+    /// Returns whether a block is right when it is read a second time. Then `block` contains its bytes.
     async fn look_again(
         &self,
         object: ObjectId,
@@ -170,6 +171,9 @@ fn path_of(meta: &MetaStore, ino: Ino) -> Option<String> {
     for _ in 0..DEPTH_MAX {
         if at == Ino::ROOT {
             return Some(path);
+        }
+        if meta.is_away(at) {
+            return None;
         }
         let parent = meta.inode(at).ok()?.dir.parent;
         if at.is_shard() {

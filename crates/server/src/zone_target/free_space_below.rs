@@ -70,7 +70,7 @@ impl RoomBelow {
             Ok(ranges) => {
                 let mut data = target.data.borrow_mut();
                 for (from, to) in ranges {
-                    // Whole blocks alone.
+                    // Only whole blocks count.
                     let (from, to) = (from.max(first).next_multiple_of(BLOCK), to.min(end) / BLOCK * BLOCK);
                     if from < to {
                         data.note_backed((from - first) / BLOCK, (to - from) / BLOCK);
@@ -94,12 +94,12 @@ impl RoomBelow {
         Alone(self.alone.clone())
     }
 
-    /// Whether a write without space has its turn. Other writes that need space come after it.
+    /// Returns whether a write without space has its turn. Other writes that need space wait until it has ended.
     pub fn is_anyone_alone(&self) -> bool {
         self.alone.get()
     }
 
-    /// To be called before a write of `bytes` is planned.
+    /// It has to be called before a write of `bytes` is planned.
     pub fn mind<E: Env>(&self, target: &Target<E>, bytes: u64) {
         let wanted = bytes + MARGIN_BYTES;
         let Some(left) = self.left(|left| left >= wanted || self.tight.get()) else { return };
@@ -140,7 +140,7 @@ impl RoomBelow {
         Some(left)
     }
 
-    /// How many of `free` blocks of the zone can be written. `now`: by a new check instead of the last one.
+    /// Returns how many of `free` blocks of the zone can be written. `now`: by a new check instead of the last one.
     pub fn of<E: Env>(&self, target: &Target<E>, free: u64, now: bool) -> u64 {
         let Some(left) = self.left(|_| !now) else { return free };
         let sharing = self.below.borrow().as_ref().map_or(1, |below| below.sharing);

@@ -22,7 +22,7 @@ pub struct Freeing {
 }
 
 impl Freeing {
-    /// Nothing waits yet. The receiver is rung when something does.
+    /// No blocks wait yet. The receiver is rung when some do.
     pub fn new() -> (Freeing, mpsc::UnboundedReceiver<()>) {
         let (bell, rung) = mpsc::unbounded();
         (Freeing { blocks: RefCell::default(), bell, reuse_bytes: Cell::new(u64::MAX) }, rung)
@@ -48,17 +48,17 @@ impl Freeing {
         if is_stable { blocks.pop_front().map(|(_, freed)| freed) } else { None }
     }
 
-    /// The last record that blocks wait for.
+    /// The last record for which blocks wait.
     pub fn last(&self) -> Option<Lsn> {
         self.blocks.borrow().back().map(|(lsn, _)| *lsn)
     }
 
-    /// Whether `bytes` that wait are enough to make their records stable.
+    /// Returns whether `bytes` that wait are enough to make their records stable.
     pub fn is_much(&self, bytes: u64) -> bool {
         bytes >= self.reuse_bytes.get()
     }
 
-    /// Sets from how many bytes on.
+    /// Sets from how many waiting bytes on records are made stable.
     pub fn tune(&self, reuse_bytes: u64) {
         self.reuse_bytes.set(reuse_bytes);
     }

@@ -101,7 +101,7 @@ impl<K: Ord + Clone> Drop for Held<K> {
             }
         }
         for (hold, waiter) in granted {
-            // A waiter that has gone away gets its grant back as an error; dropping that passes it on.
+            // If a waiter has ended, its grant is returned as an error; dropping that gives the grant to the next one.
             drop(waiter.send(Held { queues: self.queues.clone(), key: self.key.clone(), hold }));
         }
     }
@@ -119,7 +119,7 @@ impl<K: Ord + Clone> Guard<K> {
         Guard { held: Vec::new() }
     }
 
-    /// Whether `key` is held, alone if `hold` is `Exclusive`.
+    /// Returns whether `key` is held, alone if `hold` is `Exclusive`.
     #[cfg(test)]
     pub fn covers(&self, key: &K, hold: Hold) -> bool {
         self.held.iter().any(|h| h.key == *key && h.hold >= hold)
@@ -163,12 +163,12 @@ impl<K: Ord + Clone> Gate<K> {
         }
     }
 
-    /// Whether a task holds `key` exclusively.
+    /// Returns whether a task holds `key` exclusively.
     pub fn is_held_alone(&self, key: &K) -> bool {
         self.queues.borrow().get(key).is_some_and(|queue| queue.exclusive)
     }
 
-    /// Whether nobody holds anything.
+    /// Returns whether nobody holds anything.
     pub fn is_empty(&self) -> bool {
         self.queues.borrow().is_empty()
     }
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Goal: writers exclude, readers share, order of arrival holds. Method: poll by hand.
+    /// Goal: writers exclude, readers share, order of arrival holds. Method: the test polls the waiting futures itself.
     #[test]
     fn first_come_first_served() {
         let gate = Gate::default();

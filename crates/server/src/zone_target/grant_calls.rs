@@ -11,11 +11,11 @@ use amphi_types::SessionId;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// How long a session that has answered is not asked again.
+/// For how long a session that has answered is not asked again.
 const AGAIN_NS: u64 = 20_000_000;
-/// How long an answer is waited for.
+/// For how long an answer is awaited.
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// How long a session that has not answered is not asked again.
+/// For how long a session that has not answered is not asked again.
 const SILENCE_NS: u64 = 10_000_000_000;
 
 struct Asked {
@@ -39,14 +39,14 @@ impl GrantCalls {
         holders
     }
 
-    /// Whether one of `holders` may still return blocks.
+    /// Returns whether one of `holders` may still return blocks.
     pub fn may_help(&self, now_ns: u64, holders: &[SessionId]) -> bool {
         let asked = self.0.borrow();
         let is_silent = |a: &Asked| !a.answered && now_ns.saturating_sub(a.at_ns) >= PATIENCE_NS;
         holders.iter().any(|session| !asked.get(session).is_some_and(is_silent))
     }
 
-    /// Whether an answer may still come.
+    /// Returns whether an answer may still come.
     pub fn are_awaited(&self, now_ns: u64) -> bool {
         self.0.borrow().values().any(|a| !a.answered && now_ns.saturating_sub(a.at_ns) < PATIENCE_NS)
     }

@@ -1,11 +1,11 @@
 //! `KnownSessions`: the sessions that a target knows.
 //!
-//! Owns: which sessions are alive, stopped or cut off, and the answers of their slots. Does not own: what they hold
-//! (`coherence`, `session`), which clients are admitted (`cluster::sessions`).
+//! Owns: which sessions are alive, stopped or cut off, and the answers of their slots. Does not own: their locks and
+//! opens (`coherence`, `session`), which clients are admitted (`cluster::sessions`).
 //!
 //! A session is alive from its start to its stop, and stopped until it is forgotten. A stopped session begins nothing
 //! new, but may finish what it has begun on other targets, and no other session gets its locks. A session that was *cut
-//! off* may use what it was granted until its tokens expire.
+//! off* may use its tokens until they expire.
 
 use crate::records::{self, SessionRecord};
 use crate::session::slots::Slots;
@@ -21,13 +21,13 @@ pub struct KnownSessions {
     alive: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// Sessions that were stopped and are not forgotten yet, with their begins.
     stopped: RefCell<BTreeMap<SessionId, u64>>,
-    /// The session that ended last, if it was the only one. It may reclaim what it held.
+    /// The session that ended last, if it was the only one. It may reclaim its former state.
     left_last: Cell<Option<SessionId>>,
     cut_off: RefCell<BTreeSet<SessionId>>,
 }
 
 impl KnownSessions {
-    /// The sessions as the log contains them.
+    /// The sessions that the log contains.
     pub fn recovered(
         slots: Slots,
         alive: BTreeMap<SessionId, SessionRecord>,
@@ -42,7 +42,7 @@ impl KnownSessions {
         }
     }
 
-    /// Whether the session is alive.
+    /// Returns whether the session is alive.
     pub fn has(&self, session: SessionId) -> bool {
         self.alive.borrow().contains_key(&session)
     }
@@ -62,7 +62,7 @@ impl KnownSessions {
         self.alive.borrow().get(&session).map(|record| record.start)
     }
 
-    /// As `begin_of`, also for a session that is only stopped.
+    /// Works as `begin_of`, also for a session that is only stopped.
     pub fn begin_of_any(&self, session: SessionId) -> Option<u64> {
         self.begin_of(session).or_else(|| self.stopped.borrow().get(&session).copied())
     }
@@ -87,7 +87,7 @@ impl KnownSessions {
         self.left_last.set(self.alive.borrow().is_empty().then_some(session));
     }
 
-    /// Sessions that were cut off and may still use what they were granted.
+    /// Sessions that were cut off and may still use their tokens.
     pub fn cut_off(&self) -> Vec<SessionId> {
         self.cut_off.borrow().iter().copied().collect()
     }

@@ -13,7 +13,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// A memory group that has used this much of its limit is short of memory, percent.
 const GROUP_PERCENT: u64 = 95;
 
-/// Checks until the target is dropped.
+/// Checks the memory until the target is dropped.
 pub async fn watch_memory<E: Env>(env: E, target: Weak<Target<E>>, read: ReadFile) {
     let trees = memory_groups::Trees::find(&*read);
     loop {

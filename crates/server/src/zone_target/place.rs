@@ -9,7 +9,7 @@ use amphi_wire::ClusterMap;
 use amphi_wire::keys::KeyRegistry;
 use std::cell::RefCell;
 
-/// Where a target belongs.
+/// The place of a target in the cluster.
 pub struct ClusterPlace {
     /// Number of targets of the cluster, as the target remembers it.
     pub pool: u16,
@@ -36,7 +36,7 @@ pub struct KeptPlace {
     pub cluster: Option<ClusterRecord>,
     /// Server.
     pub home: Option<HomeRecord>,
-    /// Map.
+    /// The cluster map.
     pub map: Option<ClusterMap>,
     /// Registry of keys.
     pub keys: Option<KeyRegistry>,

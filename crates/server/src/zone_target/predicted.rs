@@ -2,9 +2,9 @@
 //!
 //! A program that removes a tree removes each directory right after the last name in it. If the directory's own name is
 //! on another target of this server, the change that emptied it has to be stable first, because the decision that
-//! removes the directory may outlive it. On this machine, such a removal takes 130 us, and this sync 45 us of them. So
-//! the sync begins already when the directory becomes empty, while the answer is sent. This affects only the time,
-//! never the result.
+//! removes the directory may outlive it. On the measured machine, such a removal takes 130 us, of which this sync takes
+//! 45 us. So the sync begins already when the directory becomes empty, while the answer is sent. This affects only the
+//! time, never the result.
 //!
 //! Owns: the rule when that pays. Programs that fill and empty the same directory again and again would cause a sync
 //! each time. So the sync is started only where directories that became empty before were removed.
@@ -36,8 +36,8 @@ impl Predicted {
 mod tests {
     use super::*;
 
-    /// Goal: removals are expected where they were seen, and a few emptied directories that stay end that. Method: both
-    /// by hand.
+    /// Goal: removals are expected where they were seen, and a few emptied directories that stay end that. Method: the
+    /// test reports removals and emptied directories itself.
     #[test]
     fn trust_is_earned_and_lost() {
         let mut predicted = Predicted::default();

@@ -1,4 +1,4 @@
-//! `TargetQueues`: which tasks of a target wait for each other, and which objects they work on.
+//! `TargetQueues`: which tasks of a target wait for each other, and on which objects they work.
 //!
 //! Owns: the queues on names, inodes, bytes and blocks at the edges of writes, changes that are on their way, and
 //! inodes that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md, Order).
@@ -6,6 +6,7 @@
 use crate::session::in_flight::InFlights;
 use crate::zone_target::gate::{Gate, Hold};
 use crate::zone_target::grant_calls::GrantCalls;
+use crate::zone_target::residency::Residency;
 use crate::zone_target::shared_blocks::SharedBlocks;
 use crate::zone_target::span_gate::SpanGate;
 use amphi_types::{Ino, Name};
@@ -36,6 +37,8 @@ pub struct TargetQueues {
     pub shared_blocks: SharedBlocks,
     /// Inodes that a task is removing.
     pub destroying: RefCell<BTreeSet<Ino>>,
+    /// Inodes that tasks hold in memory.
+    pub inodes: Residency,
     /// Which sessions got a request to return grants.
     pub grant_calls: GrantCalls,
 }

@@ -37,7 +37,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Most bytes of values of extended attributes that a target keeps in memory, beside short ones: enough for those of
-/// 4,000 files with 4 KiB each, and a small part of what a server takes anyway.
+/// 4,000 files with 4 KiB each, and a small part of a server's usual memory.
 const VALUES_BYTES_MAX: usize = 16 << 20;
 
 /// The state that is built from the items of a zone, one by one, so that no item is in memory twice.
@@ -61,10 +61,11 @@ fn values_max() -> usize {
 }
 
 impl Loading {
-    /// For a target with this many blocks of data.
-    pub fn new(target: TargetId, data_blocks: u64) -> Loading {
+    /// For a target with this many blocks of data, which keeps so many bytes of inodes in memory.
+    pub fn new(target: TargetId, data_blocks: u64, inodes_max: usize) -> Loading {
         let mut meta = MetaStore::empty(target);
         meta.set_values_max(values_max());
+        meta.set_inodes_max(inodes_max);
         Loading {
             meta,
             data: DataStore::new(data_blocks),
@@ -89,7 +90,10 @@ impl Loading {
 
     fn load(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), String> {
         match key.first().copied() {
-            Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => self.meta.load(key, value)?,
+            Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => {
+                self.meta.load(key, value)?;
+                self.meta.let_inodes_go(|_| false);
+            }
             Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM | tag::GRANT) => {
                 self.data.load(key, value)?
             }
@@ -199,7 +203,7 @@ mod tests {
     fn values_take_bounded_memory() {
         let (cred, now, id) = (Cred::root(), Timespec::default(), TargetId(0));
         let (mut meta, txn) = MetaStore::format(id, 1, now, Some((0, 0)), 1);
-        let mut loading = Loading::new(id, 1000);
+        let mut loading = Loading::new(id, 1000, usize::MAX);
         let mut take = |txn: &Txn| {
             txn.changes().for_each(|change| loading.take(change.key(), change.value().expect("nothing is deleted")));
         };

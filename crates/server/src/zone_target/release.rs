@@ -46,8 +46,8 @@ impl<E: Env> Target<E> {
     }
 }
 
-/// Makes freed blocks available when their records have become stable, and makes these stable when there are many. It
-/// ends with the target.
+/// Makes freed blocks available when their records have become stable, and makes these stable when there are many. The
+/// task ends with the target.
 pub(super) async fn release_freed<E: Env>(target: Weak<Target<E>>, mut rung: mpsc::UnboundedReceiver<()>) {
     use futures_util::StreamExt;
     while rung.next().await.is_some() {

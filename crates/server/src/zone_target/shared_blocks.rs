@@ -9,7 +9,7 @@
 //! block. It bases its copy on the previous writer's copy of the block as soon as that is known, and writes its own new
 //! copy while the others write theirs. It commits when the previous writers have committed. So the last copy contains
 //! the bytes of all, and records enter the log in the same order. If a writer whose bytes are in the copy has failed by
-//! then, the copy is made again from the stored block. So a failed write leaves nothing in blocks of others.
+//! then, the copy is made again from the stored block. So a failed write leaves no bytes in blocks of others.
 //!
 //! Invariants: places in both edge blocks of a write are taken in one step, so all writes have one order and there is
 //! no deadlock. A writer shows its copy only after it was permitted to write (`RequestCx::land`). If a writer fails,
@@ -100,7 +100,7 @@ impl SharedBlocks {
         blocks.into_iter().flatten().map(enter).collect()
     }
 
-    /// Whether no write is under way.
+    /// Returns whether no write is under way.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.tails.borrow().is_empty()
@@ -113,7 +113,7 @@ impl Edge {
         self.key.1
     }
 
-    /// Whether another writer was under way when this one was added.
+    /// Returns whether another writer was under way when this one was added.
     pub fn follows(&self) -> bool {
         self.before.is_some()
     }
@@ -153,9 +153,9 @@ impl Edge {
         }
     }
 
-    /// Whether `used`, a result of `base`, is no longer the content of the block before this write. The writer that
-    /// showed it has failed, or has made another copy for the same reason. Has to be called when the turn of this write
-    /// has come. Then the stored block is right.
+    /// Returns whether `used`, a result of `base`, is no longer the content of the block before this write. The writer
+    /// that showed it has failed, or has made another copy for the same reason. It has to be called when the turn of
+    /// this write has come. Then the stored block is right.
     pub fn is_outdated(&self, used: Option<&Image>) -> bool {
         let mut at = self.before.clone();
         while let Some(place) = at {
@@ -280,9 +280,9 @@ mod tests {
         }
     }
 
-    /// Goal: a writer that based its copy on that of a failed writer detects this when its turn has come, and so does a
-    /// writer that based its copy on that one. Method: four writers, each based on the previous one. The first or the
-    /// second fails.
+    /// Goal: a writer that based its copy on that of a failed writer detects this when its turn has come; so does a
+    /// further writer that based its copy on the copy of the former. Method: four writers, each based on the previous
+    /// one. The first or the second fails.
     #[test]
     fn what_failed_writers_showed_is_outdated() {
         for first in [true, false] {

@@ -5,11 +5,11 @@
 //!
 //! The data store plans a change, lets the disk work, and commits. Two concurrent plans on the same block would lose
 //! one of the changes, and the blocks of a read must not be freed and reused meanwhile. So changes hold their
-//! block-rounded span alone, reads share it. Writes of different bytes may share the blocks at their edges: `edges`
-//! orders them there.
+//! block-rounded span exclusively, and reads share it. Writes of different bytes may share the blocks at their edges:
+//! `edges` orders them there.
 //!
-//! Invariants: overlapping spans are served first come, first served. A dropped wait leaves nothing behind. The number
-//! of waiters is bounded by the credits of the sessions.
+//! Invariants: overlapping spans are served first come, first served. A wait that is dropped has no further effect. The
+//! number of waiters is bounded by the credits of the sessions.
 
 use crate::zone_target::gate::Hold;
 use amphi_types::limits::BLOCK;
@@ -71,7 +71,8 @@ impl SpanGate {
         self.enter(object, range, hold, None).await
     }
 
-    /// As `take`, for a write of `bytes` that may share the blocks at its edges with other writes (`SharedBlocks`).
+    /// Works as `take`, for a write of `bytes` that may share the blocks at its edges with other writes
+    /// (`SharedBlocks`).
     pub async fn take_bytes(&self, object: ObjectId, bytes: ByteRange) -> SpanGuard {
         self.enter(object, bytes.align_out(BLOCK), Hold::Exclusive, Some(bytes)).await
     }
@@ -100,7 +101,7 @@ impl SpanGate {
         }
     }
 
-    /// Whether a request works or waits on an object of the file.
+    /// Returns whether a request works or waits on an object of the file.
     pub fn is_busy(&self, ino: Ino) -> bool {
         !self.busy_objects(ino).is_empty()
     }
@@ -141,7 +142,7 @@ impl Drop for SpanGuard {
             }
         }
         for (id, waiter) in granted {
-            // A waiter that has gone away gets its grant back as an error; dropping that passes it on.
+            // If a waiter has ended, its grant is returned as an error; dropping that gives the grant to the next one.
             drop(waiter.send(SpanGuard { table: self.table.clone(), object: self.object, id }));
         }
     }

@@ -11,9 +11,10 @@ use amphi_env::Env;
 use std::time::Duration;
 
 impl<E: Env> Target<E> {
-    /// The part of `tune` that a target does not come with by itself.
+    /// The part of `tune` that concerns storage, and that new targets do not apply by themselves.
     pub fn tune_storage(&self, tunables: &Tunables) {
         self.storage.disk.tune(tunables.get(Tunable::DiskReadBytes), tunables.get(Tunable::ReadCacheBytes));
+        self.meta.borrow_mut().set_inodes_max(self.queues.inodes.bytes_max(tunables));
         self.freeing.tune(tunables.get(Tunable::ReuseBytes));
         self.storage.verifier.tune(tunables.on(Tunable::Checksums), tunables.get(Tunable::ScrubBytesPerS));
     }

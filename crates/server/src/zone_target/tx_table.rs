@@ -9,7 +9,7 @@ use crate::zone_target::gate::{Gate, Guard};
 use crate::zone_target::predicted::Predicted;
 use crate::zone_target::queues::NameKey;
 use amphi_meta::Part;
-use amphi_types::{TargetId, Timespec};
+use amphi_types::{Amount, Owner, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How a promise is kept.
@@ -35,6 +35,8 @@ pub struct Prepared {
     /// The change of names and attributes for which clients cache nothing until it ends. A promise of an earlier run
     /// has none: no tokens are granted before that promise is finished.
     pub changing: Option<Changing>,
+    /// Part of a limit that the new inodes hold until they are counted. A promise of an earlier run holds none.
+    pub held: Option<(Owner, Amount)>,
 }
 
 /// Operations over several targets that are under way on one target.
@@ -45,9 +47,9 @@ pub struct TxTable {
     pub prepared: BTreeMap<TxId, Prepared>,
     /// Decisions that participants may not know yet.
     pub committed: BTreeMap<TxId, Vec<TargetId>>,
-    /// Operations of this target, as coordinator, that are not decided yet.
+    /// Operations that this target coordinates and that are not decided yet.
     pub undecided: BTreeSet<TxId>,
-    /// Decisions of an earlier run that other servers have not been told yet.
+    /// Decisions of an earlier run that were not sent to the other servers yet.
     pub untold: BTreeSet<TxId>,
     /// Decisions that are logged together with their changes.
     pub local_commits: LocalCommits,
@@ -84,7 +86,8 @@ impl TxTable {
             match intent {
                 Intent::Prepared { tx, now, parts } => {
                     let promise = Promise::Logged;
-                    txs.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
+                    let guard = Guard::none();
+                    txs.prepared.insert(tx, Prepared { now, parts, promise, guard, changing: None, held: None });
                 }
                 Intent::Committed { tx, participants } => drop(txs.committed.insert(tx, participants)),
                 Intent::Decided { tx, now, parts } => txs.local_commits.found(tx, now, parts),
@@ -102,8 +105,8 @@ impl TxTable {
         tx
     }
 
-    /// Whether every promise and every decision is finished, except those that wait for other servers, which are
-    /// finished after the next start.
+    /// Returns whether every promise and every decision is finished, except those that wait for other servers, which
+    /// are finished after the next start.
     pub fn is_idle(&self, is_local: impl Fn(TargetId) -> bool) -> bool {
         self.local_commits.is_idle()
             && self.prepared.keys().all(|tx| !is_local(tx.coordinator))
@@ -148,12 +151,12 @@ impl LocalCommits {
         debug_assert!(before.is_none(), "an operation is decided once");
     }
 
-    /// Whether the operation was decided and is not forgotten yet.
+    /// Returns whether the operation was decided and is not forgotten yet.
     pub fn knows(&self, tx: TxId) -> bool {
         self.known.contains_key(&tx)
     }
 
-    /// Whether nothing is left to be deleted.
+    /// Returns whether nothing is left to be deleted.
     pub fn is_idle(&self) -> bool {
         self.known.is_empty() && !self.forgetting
     }

@@ -1,4 +1,4 @@
-//! `Unstable`: how many bytes of file data were answered and would not survive a loss of power yet.
+//! `Unstable`: how many bytes of file data were acknowledged and would not survive a loss of power yet.
 //!
 //! Owns: for the last records of a target, how many bytes had been written up to each, and how many of these each
 //! object has. Does not own: when records become stable (`zone`). Bounds: `SAMPLES_MAX` samples; if there are more, two
@@ -18,7 +18,7 @@ const SAMPLES_MAX: usize = 4096;
 /// thousand objects.
 const OBJECTS_MAX: usize = 4096;
 
-/// Bytes of an object up to a record, and those since up to another one.
+/// The number of unstable bytes of an object up to one record, and from there up to a later record.
 #[derive(Clone, Copy, Default)]
 struct Parts {
     older: (Lsn, u64),
@@ -52,14 +52,14 @@ impl Parts {
 #[derive(Default)]
 pub struct Unstable {
     written: Cell<u64>,
-    /// Records and all bytes written up to them, ascending. Those of stable records are removed, except the last of
+    /// Records and all bytes written up to them, ascending. Samples of stable records are removed, except the last of
     /// them.
     samples: RefCell<VecDeque<(Lsn, u64)>>,
     /// Bytes that the next record makes count.
     next: RefCell<Vec<(ObjectId, u64)>>,
     /// Bytes by object. The key `None` has the bytes of objects that are not recorded.
     objects: RefCell<BTreeMap<Option<ObjectId>, Parts>>,
-    /// Up to which record everything was stable when objects were last dropped.
+    /// The record up to which everything was stable when objects were last dropped.
     forgotten: Cell<Lsn>,
 }
 
@@ -99,7 +99,7 @@ impl Unstable {
         objects.entry(key).or_default().add(lsn, bytes, stable);
     }
 
-    /// How many bytes of an object are not stable, now that the records up to `stable` are.
+    /// Returns how many bytes of an object are not stable, now that the records up to `stable` are.
     pub fn bytes_of(&self, object: ObjectId, stable: Lsn) -> u64 {
         let objects = self.objects.borrow();
         objects.get(&Some(object)).or_else(|| objects.get(&None)).map_or(0, |parts| parts.bytes(stable))
@@ -111,7 +111,7 @@ impl Unstable {
         }
     }
 
-    /// How many bytes are not stable, now that the records up to `stable` are.
+    /// Returns how many bytes are not stable, now that the records up to `stable` are.
     pub fn bytes(&self, stable: Lsn) -> u64 {
         let mut samples = self.samples.borrow_mut();
         Unstable::forget(&mut samples, stable);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     /// Goal: bytes of an object count until the record after them is stable, and those of other objects do not. With
-    /// very many objects none has too low a count. Method: by hand.
+    /// very many objects, no count is too low. Method: single calls in a fixed order.
     #[test]
     fn bytes_of_objects_become_stable() {
         let unstable = Unstable::default();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     /// Goal: bytes count from their record on until it is stable. Records without data change nothing. With very many
-    /// records the count is never too low. Method: by hand.
+    /// records the count is never too low. Method: single calls in a fixed order.
     #[test]
     fn bytes_become_stable() {
         let unstable = Unstable::default();

@@ -58,7 +58,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Whether newly written blocks get checksums.
+    /// Returns whether newly written blocks get checksums.
     pub fn is_on(&self) -> bool {
         self.on.get()
     }
@@ -68,7 +68,7 @@ impl Verifier {
         self.scrub_bytes_per_s.get()
     }
 
-    /// Sets both.
+    /// Sets both settings.
     pub fn tune(&self, on: bool, scrub_bytes_per_s: u64) {
         self.on.set(on);
         if self.scrub_bytes_per_s.replace(scrub_bytes_per_s) != scrub_bytes_per_s
@@ -79,7 +79,7 @@ impl Verifier {
         }
     }
 
-    /// Whether this failure of the disk has to be reported: only the first one has to be.
+    /// Returns whether this failure of the disk has to be reported: only the first one has to be.
     pub fn is_first_failure(&self) -> bool {
         !self.failed_once.replace(true)
     }
@@ -106,7 +106,7 @@ impl Verifier {
         self.pass_bytes.get()
     }
 
-    /// Whether a damaged block is new, and there is space to remember it.
+    /// Returns whether a damaged block is new, and there is space to remember it.
     pub fn is_new(&self, physical: u64, checksum: Checksum) -> bool {
         let damaged = self.damaged.borrow();
         damaged.len() < DAMAGED_MAX && damaged.get(&physical).is_none_or(|d| d.checksum != checksum)

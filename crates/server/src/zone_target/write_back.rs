@@ -33,7 +33,7 @@ const TIME_SHARE: u64 = 8;
 /// Largest share of the space for kept memory that one target takes, as its inverse.
 const ROOM_SHARE: u64 = 16;
 
-/// Pages for which memory that has failed is made anew.
+/// Least pages for which memory that has failed is made again.
 const AGAIN_PAGES: u64 = 256;
 
 /// The settings of write-back.
@@ -112,7 +112,7 @@ pub fn checksum(object: ObjectId, start: u64, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, bytes)
 }
 
-/// The part of `bytes` that a write took, if it is what was written.
+/// The part of `bytes` that a write took, if it equals the written bytes.
 fn verified<'a>(bytes: &'a [u8], object: ObjectId, memory: &Memory) -> Option<&'a [u8]> {
     let from = usize::try_from(memory.at).ok()?;
     let part = bytes.get(from..from.checked_add(memory.len as usize)?)?;
@@ -156,12 +156,12 @@ impl<E: Env> WriteBack<E> {
         }
     }
 
-    /// Whether something was lost with the memory.
+    /// Returns whether something was lost with the memory.
     pub fn has_lost(&self) -> bool {
         self.left.borrow().as_ref().is_some_and(|left| left.lost.iter().any(|lost| !lost.is_logged))
     }
 
-    /// The extents that the memory does not have any more; returned once.
+    /// The extents that the memory no longer contains; they are returned once.
     pub fn take_lost(&self) -> Vec<LostExtent> {
         self.left.borrow_mut().as_mut().map(|left| std::mem::take(&mut left.lost)).unwrap_or_default()
     }
@@ -172,8 +172,8 @@ impl<E: Env> WriteBack<E> {
         self.begun.set(true);
     }
 
-    /// Whether the delayed bytes that an earlier server process left are settled: on the disk, or given up because
-    /// their memory was lost. Before that, nothing is accepted into memory.
+    /// Returns whether the delayed bytes that an earlier server process left are settled: on the disk, or given up
+    /// because their memory was lost. Before that, nothing is accepted into memory.
     pub fn has_begun(&self) -> bool {
         self.begun.get()
     }
@@ -226,18 +226,18 @@ impl<E: Env> WriteBack<E> {
         self.stopped.set(true);
     }
 
-    /// Whether writes may be accepted.
+    /// Returns whether writes may be accepted.
     pub fn is_open(&self) -> bool {
         let wanted = self.settings.get().on && !self.stopped.get() && !self.failed.get();
         wanted && self.area.borrow().is_some()
     }
 
-    /// Pages in use, and all.
+    /// Pages that are in use, and all pages.
     pub fn usage(&self) -> (u64, u64) {
         self.area.borrow().as_ref().map_or((0, 0), |area| area.pool.usage())
     }
 
-    /// Copies bytes into the memory. `None` if there is no space, or the memory has failed.
+    /// Copies bytes into the memory. Returns `None` if there is no space, or the memory has failed.
     pub fn store(&self, object: ObjectId, start: u64, bytes: &[u8], checksums: DataChecksums) -> Option<Memory> {
         let area = self.area.borrow();
         let area = area.as_ref()?;
@@ -306,7 +306,7 @@ impl<E: Env> WriteBack<E> {
 
     /// Wakes the flusher.
     pub fn ring(&self) {
-        // A task that was woken and has not looked yet sees this as well.
+        // A task that was woken and has not checked yet sees this as well.
         drop(self.bell.borrow_mut().try_send(()));
     }
 
@@ -317,14 +317,14 @@ impl<E: Env> WriteBack<E> {
         self.disk_ns.set(now);
     }
 
-    /// Whether memory without any bytes should be given up.
+    /// Returns whether memory without any bytes should be given up.
     pub fn is_spare(&self, data: &DataStore) -> bool {
         let unwanted = !self.settings.get().on || self.failed.get() || self.stopped.get();
         unwanted && self.area.borrow().is_some() && data.delayed.is_empty()
     }
 
-    /// Whether there has been no memory for this long because the previous one has failed. New memory may then be
-    /// available.
+    /// Returns whether there has been no memory for this long because the previous one has failed. New memory may then
+    /// be available.
     pub fn is_missed_for(&self, time: Duration) -> bool {
         let wanted = self.settings.get().on && self.begun.get() && !self.stopped.get();
         let passed_ns = u128::from(self.now_ns().saturating_sub(self.missed_ns.get()));

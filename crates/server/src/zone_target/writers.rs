@@ -13,7 +13,8 @@
 //!
 //! Bounds: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and
 //! its sessions. Sessions of files without delayed bytes are removed in the flusher's next round. `NEWS_MAX` messages
-//! for each session. A writer with this many stays recorded, and gets its message when the flush is tried again.
+//! for each session. If that many messages wait for a writer, the writer stays recorded, and gets its message when the
+//! flush is tried again.
 
 use amphi_types::{Ino, SessionId};
 use smallvec::SmallVec;
@@ -58,7 +59,7 @@ impl Writers {
     }
 
     /// Delayed bytes of the file cannot be written. Its writers that are alive get a message, each once until it writes
-    /// again. How many.
+    /// again. Returns how many.
     pub fn tell(&self, ino: Ino, is_alive: impl Fn(SessionId) -> bool) -> u64 {
         let mut writers = self.files.borrow_mut().remove(&ino).unwrap_or_default();
         let mut count = 0;
@@ -76,7 +77,7 @@ impl Writers {
         count
     }
 
-    /// Whether another message can be added for a session. The first message is sent.
+    /// Returns whether another message can be added for a session. The first message is sent.
     fn enqueue(&self, session: SessionId, ino: Ino) -> bool {
         let is_first = {
             let mut news = self.news.borrow_mut();
@@ -104,8 +105,8 @@ impl Writers {
         }
     }
 
-    /// A session has noted the news with this number: the next are sent. An acknowledgement that arrived before has no
-    /// effect.
+    /// A session has acknowledged the message with this number, so the next ones are sent. An acknowledgement that
+    /// arrived before has no effect.
     pub fn acknowledged(&self, session: SessionId, number: u64) {
         {
             let mut news = self.news.borrow_mut();
@@ -150,7 +151,7 @@ mod tests {
     }
 
     /// Goal: each writer that is alive gets one message until it writes again, and files without delayed bytes are
-    /// forgotten. Method: by hand.
+    /// forgotten. Method: single calls in a fixed order.
     #[test]
     fn writers_are_told_once() {
         let (writers, heard) = writers();
@@ -169,7 +170,7 @@ mod tests {
     }
 
     /// Goal: messages are sent in order, one at a time, repeatedly until they are acknowledged, and not to a session
-    /// that has ended. Their number is bounded, and further ones are sent later. Method: by hand.
+    /// that has ended. Their number is bounded, and further ones are sent later. Method: single calls in a fixed order.
     #[test]
     fn news_wait_for_each_other() {
         let (writers, heard) = writers();

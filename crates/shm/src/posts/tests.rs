@@ -63,6 +63,28 @@ fn a_stop_loses_nothing() {
     });
 }
 
+/// Goal: as before, if posts are allowed again while a program is posting. Method: every interleaving of a post with a
+/// stop and a new limit.
+#[test]
+fn a_new_limit_loses_nothing() {
+    loom::model(|| {
+        let ring = Memory::new();
+        let program = ring.clone();
+        let thread = loom::thread::spawn(move || program.write(7));
+        set_limit(&ring.head, 0);
+        let mut taken = ring.drain(0);
+        refuse_all(&ring.slots);
+        set_limit(&ring.head, 100);
+        let written = thread.join().unwrap();
+        taken.extend(ring.drain(0));
+        match written {
+            Some(true) => assert_eq!(taken, [7], "a write that has happened was not taken"),
+            _ => assert!(taken.is_empty(), "a write that did not happen was taken"),
+        }
+        assert!(!is_stuck(&ring.head, &ring.slots), "nothing more can be posted");
+    });
+}
+
 /// Goal: a write that has returned is found by a drain that begins then, with its bytes, and writes of one program are
 /// taken in order, also beside another program. Method: every interleaving of two programs with a drain.
 #[test]

@@ -11,7 +11,7 @@ use amphi_env::sim::Carried;
 use amphi_wire::frame::{HEAD_BYTES, Head};
 use std::collections::BTreeMap;
 
-/// What `Frames::next` found.
+/// The result of `Frames::next`.
 pub(super) enum Took {
     /// No more to inspect now.
     All,

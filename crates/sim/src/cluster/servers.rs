@@ -1,4 +1,5 @@
-//! The servers of a cluster: what they are configured with, starting, stopping and crashing them, checking their zones.
+//! The servers of a cluster: their configuration, how they are started, stopped and crashed, and the check of their
+//! zones.
 //!
 //! Owns: one running process for each server's node. Does not own: when one crashes (`run`).
 //!
@@ -20,7 +21,7 @@ use std::time::Duration;
 const DIR: &str = "/data";
 /// Servers that are started or stopped together begin within this many microseconds.
 const TOGETHER_US: u64 = 3_000_000;
-/// One loss of power in this many is a loss of the memory alone.
+/// One loss of power in this many only destroys the memory that outlives the process.
 const GONE_ONE_IN: u64 = 4;
 
 /// Messages between the controller and a server's task.
@@ -45,6 +46,7 @@ impl Cluster {
         config.log_bytes = 1 << 20;
         (config.secure, config.peers_secure) = (self.shape.secure, self.shape.secure);
         let forgets = plant::active() == Some(Plant::ForgottenSessions);
+        config.inodes_bytes = self.shape.inodes_bytes;
         config.tunables.clone_from(&self.shape.server_tunables);
         config.session_grace = if forgets { Duration::ZERO } else { GRACE };
         config.callback_deadline = CALLBACK_DEADLINE;
@@ -70,7 +72,7 @@ impl Cluster {
         (0..self.shape.servers).collect()
     }
 
-    /// Whether the process of server `at` runs.
+    /// Returns whether the process of server `at` runs.
     pub fn server_lives(&self, at: usize) -> bool {
         self.sim.alive(SERVERS[at])
     }

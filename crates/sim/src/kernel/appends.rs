@@ -1,15 +1,15 @@
 //! Games of several mounts whose players append to one file, each through a descriptor that stays open, and rely on its
 //! position.
 //!
-//! Owns: the cluster of a game, its players, the judgement of positions. Does not own: the kernel's caches (`Kernel`),
+//! Owns: the cluster of a game, its players, and the check of positions. Does not own: the kernel's caches (`Kernel`),
 //! the faults beside the players (`Story`).
 //!
 //! The file is a row of cells of one page. In half of the games each change is made under a file lock that all players
-//! take. There the position after an append has to be the end of the player's own bytes, always. In the other games no
-//! player takes locks. There a position is judged if the kernel got the end (by `stat` while this mount was not
-//! changing the file, or with the player's append before) at a moment at which no other mount was changing the file,
-//! and none has begun a change since. The place of the bytes is judged in all games: the place that the mount reports
-//! has to be the end of the file at that moment.
+//! take. In these games the position after an append always has to be the end of the player's own bytes. In the other
+//! games no player takes locks. There a position is checked only in this case: the kernel got the end (by `stat` while
+//! this mount was not changing the file, or with the player's previous append) while no other mount was changing the
+//! file, and no other mount has begun a change since. The place of the bytes is checked in all games: the place that
+//! the mount reports has to be the end of the file at that moment.
 
 use super::story::Story;
 use super::{Failure, Kernel, Mistake, Opened, PAGE, Tally};
@@ -40,7 +40,7 @@ struct Changes {
     under_way: u64,
 }
 
-/// What the players share.
+/// State that the players share.
 struct Table {
     cluster: Rc<Cluster>,
     file: Ino,
@@ -57,7 +57,7 @@ struct Table {
 }
 
 impl Table {
-    /// How many changes other mounts than this have begun, if none is under way.
+    /// Returns how many changes other mounts than this have begun, if none is under way.
     fn others(&self, mount: usize) -> Option<u64> {
         let changes = self.changes.borrow();
         let mut others = changes.iter().enumerate().filter(|(at, _)| *at != mount).map(|(_, changes)| changes);
@@ -169,7 +169,7 @@ impl Player {
             if self.table.story.is_wrong() {
                 break;
             }
-            // Where nobody locks, a position can be judged only while the other mounts rest.
+            // Without locks, a position can be checked only while no other mount changes the file.
             if !self.table.locked || self.dice.one_in(3) {
                 let us = if self.dice.one_in(6) { 300_000 } else { 8_000 };
                 let us = if self.table.locked { us } else { us.max(100_000) };
@@ -271,7 +271,8 @@ impl Player {
         if in_turn && !is_known {
             return Err("the lock keeps nobody away".into());
         }
-        // If the append went elsewhere than the kernel expected, the mount made it take the end with this answer.
+        // If the append was made elsewhere than the kernel expected, the mount made the kernel take the end with this
+        // answer.
         self.told = others.filter(|_| appended.told && before == others);
         let end = appended.at + PAGE;
         self.end(call, "append", &Cells(vec![end / PAGE]))?;

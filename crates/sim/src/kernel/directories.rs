@@ -1,14 +1,14 @@
 //! Games of several mounts with open directories: players make, remove, list and replace names in them, and each call
 //! is judged.
 //!
-//! Owns: the cluster of a game, its players, the judgement by `Linear`. Does not own: the kernel's caches (`Kernel`),
+//! Owns: the cluster of a game, its players, and the check by `Linear`. Does not own: the kernel's caches (`Kernel`),
 //! the faults beside the players (`Story`).
 //!
 //! A directory is a row of cells, one for each name, which hold 1 where the name is there. A removed one never has
 //! names again, and a program that has it open continues to list it. One directory after the other has the same name.
-//! In half of the games only players of one mount change names: attributes of a directory that several mounts change
-//! rarely get a timeout. Mounts beyond the first come some time after it. In half of the games there are more players,
-//! and they list more.
+//! In half of the games only players of one mount change names, because attributes of a directory that several mounts
+//! change rarely get a timeout. Mounts beyond the first are admitted some time after it. In half of the games there are
+//! more players, and they list more.
 
 use super::listings::OpenDirectory;
 use super::story::Story;
@@ -35,7 +35,7 @@ const OPEN: usize = 3;
 
 type Told<T = ()> = std::result::Result<T, String>;
 
-/// What the players share.
+/// State that the players share.
 struct Table {
     cluster: Rc<Cluster>,
     /// The history of each directory that ever existed.
@@ -187,7 +187,7 @@ fn name_of(at: usize) -> Vec<u8> {
     format!("n{at}").into_bytes()
 }
 
-/// True if a call found nothing where something should have been: a directory or a name that was just removed.
+/// Returns true if a call found nothing where something should have been: a directory or a name that was just removed.
 fn is_gone(e: Errno) -> bool {
     matches!(e, Errno::NoEnt | Errno::Stale)
 }

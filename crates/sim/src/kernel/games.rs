@@ -1,16 +1,16 @@
 //! Games of several mounts, each with a kernel that caches data under timeouts: players read, map, stat and change few
 //! files and names, and each call is judged.
 //!
-//! Owns: the cluster of a game, its players, the faults beside them, the judgement by `Linear`. Does not own: the
-//! kernel's caches (`Kernel`).
+//! Owns: the cluster of a game, its players, the faults that happen meanwhile, and the check by `Linear`. Does not own:
+//! the kernel's caches (`Kernel`).
 //!
 //! A file is a row of cells of one page, so that a read of a cell by the kernel is one event; a name is a cell that
-//! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads only of
+//! holds the inode to which it leads. Files are opened and closed all the time, since the kernel serves reads only of
 //! files without a writer at the open. In half of the games only every second mount changes anything. The kernels of
 //! the others then take up to 1.2 s to drop pages: longer than a lock waits for pages that may be dirty
-//! (`PATIENCE_STEPS`), and shorter than it waits for clean ones (`STEPS_MAX`). Stores into a mapping are calls
-//! that end with the `msync` behind them. Mounts beyond the first are admitted some time after it, leave, and return,
-//! so that the first is in sole and in shared mode alternately.
+//! (`PATIENCE_STEPS`), and shorter than it waits for clean ones (`STEPS_MAX`). Stores into a mapping are calls that end
+//! with the `msync` behind them. Mounts beyond the first are admitted some time after it, leave, and return, so that
+//! the first is in sole and in shared mode alternately.
 
 use super::story::Story;
 use super::{Failure, Kernel, Mistake, Opened, PAGE, Shown, Tally};
@@ -42,7 +42,7 @@ const ONE: usize = 1;
 
 type Told<T = ()> = std::result::Result<T, String>;
 
-/// What the players share.
+/// State that the players share.
 struct Table {
     cluster: Rc<Cluster>,
     files: Vec<Ino>,
@@ -177,7 +177,7 @@ async fn stay(table: &Rc<Table>, at: usize, mut dice: Dice, mount: Option<Mount>
     Ok(())
 }
 
-/// Whether players of a mount change anything.
+/// Returns whether players of a mount change anything.
 fn writes(table: &Table, at: usize) -> bool {
     !table.apart || at % 2 == 1
 }
@@ -286,7 +286,7 @@ impl Player {
         };
         let what = if mapped { "map" } else { "read" };
         match read.map_err(|e| format!("{what} of f{file}: {e}"))? {
-            // A mapping is cut at the size that the kernel was last told.
+            // A mapping ends at the size that the kernel got last.
             shown if matches!(shown, Shown::Cut | Shown::Unsynced) || (mapped && shown == Shown::Nothing) => {
                 self.table.story.note(&self.who, &format!("  ... f{file} {what} shows nothing to judge: {shown:?}"));
                 self.table.histories.borrow_mut()[file].give_up(call.1);
@@ -307,7 +307,7 @@ impl Player {
         self.touch(file, size / PAGE)
     }
 
-    /// Touches the last of `n` pages that a file has just been said to have.
+    /// Touches the last of the `n` pages that a file has according to the last answer.
     fn touch(&self, file: usize, n: u64) -> Told {
         match n.checked_sub(1) {
             Some(at) if !self.kernel.reaches(self.table.files[file], at) => {

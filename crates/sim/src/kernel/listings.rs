@@ -6,13 +6,13 @@
 //!
 //! The rules. When a program begins a listing, the kernel requests the attributes if their timeout is over. The cached
 //! entries are shown if they were begun at the same time of modification, this kernel has changed no name since, and
-//! its pages are there. Entries read through a marked open directory are cached. They have the time that the last
-//! program found which began with an empty cache, and the first answer is taken, whichever program requested it. The
-//! cache is complete when a program has come to its end. Pages are dropped when attributes are invalidated, late and
-//! without a waiting caller, and at an open that does not continue with the cached entries. The directory's lock makes
-//! listings and changes of names by this kernel exclude each other, and a directory that this kernel has removed shows
-//! nothing. As for files, the kernel drops an answer to a request from before the last change of the attributes'
-//! version; for directories the mount does not repeat the request.
+//! its pages are there. Entries read through a marked open directory are cached. They are cached under the time of the
+//! last program that found an empty cache, and the first answer is taken, whichever program requested it. The cache is
+//! complete when a program has come to its end. Pages are dropped when attributes are invalidated, late and without a
+//! waiting caller, and at an open that does not continue with the cached entries. The directory's lock makes listings
+//! and changes of names by this kernel exclude each other, and a directory that this kernel has removed shows nothing.
+//! As for files, the kernel drops an answer to a request from before the last change of the attributes' version; for
+//! directories the mount does not repeat the request.
 
 use super::{ARRIVED_NS, Kernel, LOOK, Mistake, lock};
 use amphi_client::{Ctx, Listing};
@@ -56,8 +56,8 @@ impl Listings {
         self.dropped = self.end > 0;
     }
 
-    /// A program begins a listing: returns what it is shown, or nothing if the directory has to be read. The second
-    /// one: whether something was dropped.
+    /// A program begins a listing: returns the entries that it is shown, or nothing if the directory has to be read.
+    /// The second one: whether something was dropped.
     fn begin(&mut self, mtime: Timespec) -> (Option<Names>, bool) {
         let was_whole = self.whole;
         if was_whole {
@@ -79,7 +79,7 @@ impl Listings {
         }
     }
 
-    /// A program has been told that the directory ends at the cookie `end`.
+    /// A program has got the answer that the directory ends at the cookie `end`.
     fn ends(&mut self, end: u64) {
         self.whole |= self.end == end;
     }
@@ -106,7 +106,7 @@ enum Mark {
     Keep,
 }
 
-/// From what the mount decides which open directories of one directory it marks.
+/// The state by which the mount decides which open descriptors of a directory it marks.
 #[derive(Default)]
 pub(super) struct Marks {
     shown: Option<Attr>,
@@ -139,7 +139,7 @@ impl OpenDirectory {
         self.ino
     }
 
-    /// Whether the kernel caches the entries that are read through this open directory.
+    /// Returns whether the kernel caches the entries that are read through this open directory.
     pub fn keeps(&self) -> bool {
         self.keeps
     }
@@ -266,7 +266,7 @@ impl Kernel {
         self.unlock(ino);
         let (names, end) = listed?;
         if let Some(end) = end {
-            // The question behind the last entry, which the mount answers itself.
+            // The request behind the last entry, which the mount answers itself.
             self.late(self.late_us.1).await;
             self.lock(ino, false).await;
             lock(&self.kept).inodes.entry(ino).or_default().listings.ends(end);

@@ -5,7 +5,7 @@
 /// A planted bug in the invalidation of cached data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// Of the pages to be invalidated, one in three stays, by a planted mistake.
+    /// By a planted mistake, one in three of the pages to be invalidated stays.
     PagesStay,
     /// Pages that are being read when they are invalidated stay cached.
     ReadsStay,
@@ -17,7 +17,7 @@ pub enum Mistake {
     NamesStay,
     /// When names are to be invalidated, they stay one time in three, by a planted mistake.
     TakenNamesStay,
-    /// The mount does not see to it that the kernel takes the sizes that it is told.
+    /// By a planted mistake, the mount does not make sure that the kernel uses the sizes that it gets.
     DroppedSizes,
     /// One changed page in three is dropped without being written back.
     LostStores,
@@ -33,7 +33,7 @@ pub enum Mistake {
     DirectoriesStay,
     /// The mount grants a file lock without making the kernel take the end of the file.
     UntoldLocks,
-    /// The mount answers an append that went elsewhere without making the kernel take the end of the file.
+    /// The mount answers an append that was made elsewhere without making the kernel take the end of the file.
     UntoldAppends,
 }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub struct Appended {
     /// The position of the descriptor after it.
     pub position: u64,
-    /// Where the mount has written the bytes.
+    /// The offset at which the mount has written the bytes.
     pub at: u64,
     /// Whether the kernel holds the end that the file had directly after it.
     pub told: bool,

@@ -1,12 +1,12 @@
 //! Stores through shared mappings, and the write-back of the pages that they change.
 //!
-//! Owns: which pages are changed, by which open file they are written back, when they may not be. Does not own: who
-//! drops pages (`Kernel::drop_pages`, which writes back changed ones), who stores to pages and who judges (`games`).
+//! Owns: which pages are changed, by which open file they are written back, when they may not be. Does not own:
+//! dropping pages (`Kernel::drop_pages`, which writes back changed ones), stores to pages, and the checks (`games`).
 //!
 //! The rules, as of Linux 6.18. A store waits while its page is being written back. A page is written back by `msync`,
 //! before it is dropped, and before a read or write that does not use the cached pages; only up to the end of the file.
-//! While a truncate is unanswered nothing is written back (`FUSE_NOWRITE`), and it begins when what was sent has been
-//! answered. A cut drops the pages behind it as they are.
+//! While a truncate is unanswered nothing is written back (`FUSE_NOWRITE`), and the truncate begins when the bytes that
+//! were sent have been answered. A truncate drops the pages behind the new end without writing them back.
 
 use super::{Kernel, LOOK, Mistake, Opened, PAGE, Page, Shown, lock};
 use amphi_client::{Ctx, Hints, OpenFile};
@@ -34,7 +34,8 @@ pub(super) struct WriteBack {
 }
 
 impl Kernel {
-    /// Stores `word` all over the page `at` through a mapping of `open`. False if the mapping ends before (SIGBUS).
+    /// Stores `word` all over the page `at` through a mapping of `open`. Returns false if the mapping ends before
+    /// (SIGBUS).
     ///
     /// Errors: those of a read.
     pub async fn store(&self, ctx: &Ctx, open: &Opened, at: u64, word: &[u8]) -> Result<bool> {
@@ -143,7 +144,7 @@ impl Kernel {
         }
     }
 
-    /// The file ends at `size` from now on: pages behind it go as they are.
+    /// From now on the file ends at `size`: pages behind it are dropped without write-back.
     pub(super) fn cut(&self, ino: Ino, size: u64) {
         let kept = &mut *lock(&self.kept);
         let Some(inode) = kept.inodes.get_mut(&ino) else { return };

@@ -1,4 +1,4 @@
-//! `Story`: the events of a game, the first error, the faults beside the players.
+//! `Story`: the events of a game, the first error, and the faults that happen while players make calls.
 //!
 //! Owns: the last lines of the story, the verdict. Does not own: what is right (`games`, `directories`).
 
@@ -17,9 +17,9 @@ const LINES: usize = 400;
 /// A failed game.
 #[derive(Debug)]
 pub struct Failure {
-    /// What is wrong.
+    /// The error that was found.
     pub line: String,
-    /// What happened before.
+    /// The events before it.
     pub story: Vec<String>,
 }
 

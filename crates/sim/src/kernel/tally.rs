@@ -1,4 +1,4 @@
-//! `Tally`: what the kernels of a game did. Owns: the counters. Does not own: when they count (`Kernel`).
+//! `Tally`: counts of what the kernels of a game did. Owns: the counters. Does not own: when they count (`Kernel`).
 
 /// Counts of a kernel's actions, for the summary and to verify that it did anything.
 #[derive(Clone, Copy, Debug, Default)]

@@ -251,7 +251,7 @@ impl Reference {
         Ok(Outcome::Attr(self.seen(ino)?))
     }
 
-    /// Whether `cred` may remove `victim` from `dir`; `is_dir` is the kind that the call requires, if it does.
+    /// Returns whether `cred` may remove `victim` from `dir`; `is_dir` is the kind that the call requires, if it does.
     fn may_delete(&self, cred: &Cred, dir: Ino, victim: Ino, is_dir: Option<bool>) -> Result<()> {
         self.may(cred, dir, 3)?;
         let (d, v) = (self.node(dir)?, self.node(victim)?);

@@ -9,7 +9,8 @@ use amphi_env::sim::CrashKind;
 use std::time::Duration;
 
 impl Run {
-    /// Which servers crash at the end of an episode, and how. Of several each has its own fate, half of the time.
+    /// Which servers crash at the end of an episode, and how. If there are several servers, in half of the cases each
+    /// server crashes or continues separately.
     pub(super) fn victims(&self, end: End, kind: CrashKind) -> Vec<(usize, CrashKind)> {
         if end == End::MountCrash {
             return Vec::new();

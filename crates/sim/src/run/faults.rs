@@ -67,7 +67,7 @@ impl Run {
     /// A fault that kills server `at`, or one of the network.
     async fn fault_of(&self, at: usize) -> Checked {
         let node = SERVERS[at];
-        // With one server the choice comes first: older seeds keep their meaning.
+        // With one server this choice is made first, so that older seeds keep their meaning.
         let link = self.link();
         let network = self.plan.faults == Faults::All;
         match self.roll(if network { 6 } else { 3 }) {
@@ -127,8 +127,8 @@ impl Run {
         self.progress().await;
     }
 
-    /// How long these pairs of nodes are cut off from each other now, of the requested time: less if callbacks have
-    /// been late, not at all if they may not be delayed any more.
+    /// Returns how long these pairs of nodes are cut off from each other now, of the requested time: less if callbacks
+    /// have been late, not at all if they may not be delayed any more.
     pub(super) fn keep_apart(&self, links: &[(&str, &str)], wanted: Duration) -> Option<Duration> {
         let Some(callbacks) = &self.callbacks else { return Some(wanted) };
         let (now, mut callbacks) = (self.cluster.env.now(), callbacks.0.borrow_mut());

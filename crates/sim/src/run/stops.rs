@@ -4,10 +4,10 @@
 //! its calls (`shared::arena`).
 //!
 //! A short stop may have no effect. After a long stop the mount may have been ended: then other mounts continued
-//! without its locks, its calls fail, and it neither writes nor shows old data. Then it is mounted anew. A killed mount
-//! is gone at once, but its session stays until servers end it: until then, and no longer, other mounts wait for its
-//! locks. Each of its calls that the kill cut off happens once or not at all, until its session has ended. It is
-//! mounted anew at once or when the others are idle.
+//! without its locks, its calls fail, and it neither writes nor shows old data. Then it is mounted again. A killed
+//! mount is gone at once, but its session stays until servers end it: until then, and no longer, other mounts wait for
+//! its locks. Each of its calls that the kill cut off happens once or not at all, until its session has ended. The
+//! mount is mounted again at once, or when the other programs are idle.
 
 use super::{Checked, Faults, LIFE, Mounts, Run, line};
 use crate::cluster::{CALLBACK_DEADLINE, GRACE, SERVERS};

@@ -1,21 +1,21 @@
 //! The arena: few files for which several mounts compete with small records that overlap or are neighbours, so that the
 //! files become contended, while the settings of the mounts and servers change.
 //!
-//! Owns: its files, each a row of cells with a history of its own; the calls on them. Does not own: which histories are
-//! right (`Linear`), how a call is made (`Row`).
+//! Owns: its files, each of which is a row of cells with its own history, and the calls on them. Does not own: which
+//! histories are right (`Linear`), how a call is made (`Row`).
 //!
 //! Calls are buffered and direct, by open files that are set to a mode, request their locks ahead or exactly, and join
 //! groups. A switching storm (`tunables`) changes thresholds, the size and growth of locks and the detection of
 //! contention meanwhile. Programs must not notice any of this: each file has to stay linearizable.
 //!
-//! Groups. In a group of its own a task is the only member and makes any calls. In the common file each member has
-//! cells of its own, as members order their calls themselves: it writes to them, and reads its writes since it joined.
-//! While a task is in a group it calls only through the open file that is a member: through another one it would wait
-//! for itself.
+//! Groups. In a group of its own, a task is the only member and makes calls of all kinds. In the group of the common
+//! file, each member has cells of its own, because members coordinate their calls themselves: it writes to these cells,
+//! and reads its own writes since it joined. While a task is in a group it calls only through the open file that is a
+//! member: through another open file it would wait for itself.
 //!
 //! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes
-//! directly only: data that only it has in its cache would be lost with it. A call of it that fails after the stop ends
-//! its task; it has happened or not, as have those that a kill cut off.
+//! directly only: data that is only in its cache would be lost with it. A call of it that fails after the stop ends its
+//! task; it has happened or not, as have those that a kill cut off.
 
 mod tunables;
 
@@ -107,7 +107,7 @@ impl Arena {
     }
 }
 
-/// Makes new files, with empty histories, and sets what the servers begin with.
+/// Makes new files with empty histories, and sets the initial tunables of the servers.
 pub(super) async fn new_files(client: &Client, area: &SharedArea) -> Result<()> {
     if !area.borrow().arena.on {
         return Ok(());
@@ -139,7 +139,7 @@ pub(super) async fn new_files(client: &Client, area: &SharedArea) -> Result<()> 
     Ok(())
 }
 
-/// Judges what a crash of the mounts has left of the files.
+/// Judges the files that a crash of the mounts has left.
 pub(super) async fn crashed(client: &Client, area: &SharedArea) -> Told {
     let count = area.borrow().arena.pits.len();
     for pit in 0..count {
@@ -289,7 +289,7 @@ impl Fighter {
         }
     }
 
-    /// One call on the cells, judged.
+    /// Makes one call on the cells, and checks its result.
     async fn call(&mut self, pit: usize, op: CellOp, dice: &mut Dice) -> Told {
         let writes = !matches!(op, CellOp::Read { .. } | CellOp::Size);
         let direct = dice.one_in(4) || (writes && self.is_victim());
@@ -404,7 +404,7 @@ impl Fighter {
         left.map_err(|e| format!("group unlock: {e}"))
     }
 
-    /// A call on a cell that no other member touches: members keep out of each other's way.
+    /// A call on a cell that no other member uses, because members coordinate their calls.
     fn draw_own(&self, wrote: &mut BTreeSet<usize>, dice: &mut Dice) -> Option<CellOp> {
         let mut a = self.sharer.area.borrow_mut();
         let tasks = a.tasks.left.len();

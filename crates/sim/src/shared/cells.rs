@@ -1,4 +1,5 @@
-//! The file of cells: reads, writes, appends, holes and truncates of whole cells from all sides, judged by `linear`.
+//! The file of cells: all mounts make reads, writes, appends, holes and truncates of whole cells, which `linear`
+//! checks.
 //!
 //! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!
@@ -97,7 +98,7 @@ impl Row {
 
     /// Makes a call. `end_file` is open to append; with `by_open` a truncate uses the open file.
     ///
-    /// Errors: the call's, or what it returned that no call may.
+    /// Errors: those of the call, or a result that no call may have.
     pub async fn perform(
         &self,
         (client, ctx): (&Client, &Ctx),
@@ -176,7 +177,7 @@ pub(super) async fn check(client: &Client, area: &SharedArea) -> Told {
     cells.linear.end(call, &all)
 }
 
-/// Judges what a crash of a mount has left of the file.
+/// Judges the file that a crash of a mount has left.
 pub(super) async fn crashed(client: &Client, area: &SharedArea) -> Told {
     if !area.borrow().cells.on {
         return Ok(());

@@ -9,8 +9,8 @@
 //!
 //! Circles. In some runs a task that has `fcntl` locks waits for more. If that closes a circle of waiting tasks, one of
 //! them must get an error, or none of them ever continues; no task may get the error if there cannot have been a
-//! circle. Those runs have no `flock`: circles are not detected there. In the others a waiting task holds no lock that
-//! others wait for.
+//! circle. Such runs have no `flock`, because cycles of it are not detected. In other runs a waiting task holds no lock
+//! for which others wait.
 
 use super::{Sharer, Told};
 use crate::dice::Dice;
@@ -42,7 +42,7 @@ struct Claim {
     certain: Range<u64>,
 }
 
-/// What is asked for.
+/// The requested lock.
 #[derive(Clone, Debug)]
 struct Wish {
     task: usize,
@@ -69,7 +69,7 @@ impl Wish {
     }
 }
 
-/// A task waits, or waited, for what it wishes.
+/// A task waits, or waited, for the lock that it wishes to have.
 #[derive(Clone, Debug)]
 struct Wait {
     wish: Wish,
@@ -86,7 +86,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// The mounts are gone, and all claims with them.
+    /// The mounts are gone, and all their locks with them.
     pub(super) fn crashed(&mut self) {
         *self = Claims { circles: self.circles, ..Claims::default() };
     }
@@ -98,7 +98,7 @@ impl Claims {
         }
     }
 
-    /// As `begin`, for a lock.
+    /// Works as `begin`, for a lock.
     fn ask(&mut self, wish: &Wish, now: u64) {
         self.begin(wish, now);
         let Wish { task, family, mode, .. } = *wish;
@@ -154,7 +154,8 @@ impl Claims {
     ///
     /// Errors: it cannot be.
     fn looked(&self, wish: &Wish, begin: u64, now: u64, found: bool) -> Told {
-        // Events at one instant have no order: a lock that was granted at `begin` may have come behind the query.
+        // Events at one instant have no order: a lock that was granted at `begin` may have been granted after the
+        // query.
         let all_the_while = |c: &Claim| c.certain.start < begin && c.certain.end == NEVER;
         let at_all = |c: &Claim| c.possible.start <= now && c.possible.end >= begin;
         let in_the_way = || self.all.iter().filter(|c| wish.conflicts(c));
@@ -169,8 +170,8 @@ impl Claims {
         self.all.iter().any(|c| c.task == task && c.possible.end == NEVER)
     }
 
-    /// Whether the wish makes some of the task's possibly exclusive claims shared. Waits that do and are interrupted
-    /// while a server is restarted are not judged: docs/SEMANTICS.md describes their possible results.
+    /// Returns whether the wish makes some of the task's possibly exclusive claims shared. Waits that do and are
+    /// interrupted while a server is restarted are not judged: docs/SEMANTICS.md describes their possible results.
     fn weakens(&self, wish: &Wish) -> bool {
         let own = |c: &Claim| wish.is_of(c) && c.possible.end == NEVER && c.mode == LockMode::Write;
         wish.mode == LockMode::Read && self.all.iter().any(own)
@@ -185,7 +186,7 @@ impl Claims {
         self.waits.iter_mut().filter(ended).for_each(|w| w.during.end = now);
     }
 
-    /// The wait that began at `begin` was refused since it would have closed a circle.
+    /// The wait that began at `begin` was refused because it would have closed a cycle.
     ///
     /// Errors: there can have been none.
     fn circle(&mut self, wish: &Wish, begin: u64, now: u64) -> Told {
@@ -230,7 +231,7 @@ impl Sharer {
     pub(super) async fn lock(&mut self, dice: &mut Dice) -> Told {
         let wish = self.wish(dice);
         let kind = match dice.below(6) {
-            // More waits, and what is taken stays longer.
+            // In these runs tasks wait more often, and hold locks for longer.
             0 | 4 if self.area.borrow().circles => 2,
             kind => kind,
         };
@@ -400,7 +401,7 @@ mod tests {
         assert!(claims.circle(&first, 61, 70).is_err(), "it waits no more");
     }
 
-    /// Goal: a refused conversion keeps an fcntl lock and loses a flock, as Linux has it.
+    /// Goal: a refused conversion keeps an fcntl lock and loses a flock, as on Linux.
     #[test]
     fn conversions() {
         for (family, kept) in [(FileLockFamily::Posix, true), (FileLockFamily::Flock, false)] {

@@ -64,7 +64,7 @@ impl Sharer {
                 gone.map_err(|e| format!("unlink of {}, which it has: {e}", String::from_utf8_lossy(&old)))?;
             }
             (2, Some(old)) => {
-                // Free, perhaps, from now on.
+                // From now on the name may be free.
                 self.area.borrow_mut().holdings.held.remove(&old);
                 let moved = self.client.rename(&ctx, (dir, &old), (dir, &name), RenameMode::NoReplace).await;
                 self.note(format!("move {} to {shown}: {moved:?}", String::from_utf8_lossy(&old)));

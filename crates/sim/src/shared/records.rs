@@ -19,7 +19,7 @@ struct Written {
 /// A part of a file that is always written and read whole.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Where in the file the record lies.
+    /// The offset of the record in the file.
     pub offset: u64,
     /// The length of the record.
     pub len: u64,
@@ -89,7 +89,7 @@ impl Record {
         Err(wrong.unwrap_or_else(|| self.describe(bytes)))
     }
 
-    /// Whether a read that began at `begin` may return what `found` wrote.
+    /// Returns whether a read that began at `begin` may return what `found` wrote.
     fn judge(&self, found: &Written, begin: u64) -> Result<(), String> {
         if let Some(later) = self.writes.iter().find(|w| found.end < w.begin && w.end < begin) {
             return Err(format!("returned #{:x}, which #{:x} overwrote before", found.tag, later.tag));
@@ -114,14 +114,14 @@ impl Record {
         format!("{} bytes are of no single write: {parts:?}", bytes.len())
     }
 
-    /// A sync that began at `begin` has returned: what was written by then survives.
+    /// A sync that began at `begin` has returned: everything that was written before survives.
     pub fn synced(&mut self, begin: u64) {
         let newest = self.writes.iter().filter(|w| w.end < begin).map(|w| w.begin).max().unwrap_or(0);
         self.synced = self.synced.max(newest);
     }
 
-    /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of one that may
-    /// have come later. Then they are the contents of the record.
+    /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of a write that may
+    /// have been made later. Then they are the contents of the record.
     ///
     /// Errors: where they are not.
     pub fn crashed(&mut self, level: Level, bytes: Vec<u8>) -> Result<(), String> {

@@ -175,7 +175,7 @@ fn a_name_elsewhere_may_come_back() {
     assert!(s.judge(&both(&[("f", f, b"")], 2)).1 > 0);
 }
 
-/// Goal: a new file contains nothing but what was written to it, and a file of O_TMPFILE has its permissions once it
+/// Goal: a new file contains only bytes that were written to it, and a file of O_TMPFILE has its permissions once it
 /// has a name. Method: both are found with bytes that were never written and with other permissions; a file whose
 /// creation was interrupted is found with bytes.
 #[test]

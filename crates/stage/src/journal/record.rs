@@ -10,6 +10,8 @@ pub(crate) const VERSION: u16 = 1;
 /// Most bytes of a record; the longest has the path of a file in it.
 const RECORD_MAX: usize = 64 << 20;
 const HEAD: usize = 8;
+/// The inode number of no tree.
+pub(crate) const NO_TREE: u64 = 0;
 /// First bytes of the first record's fields.
 const MAGIC: &[u8; 8] = b"amphistg";
 
@@ -26,7 +28,7 @@ pub(crate) struct Begin {
     pub(crate) target: Vec<u8>,
 }
 
-/// One record.
+/// A record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Begin(Begin),
@@ -34,7 +36,7 @@ pub(crate) enum Record {
     File {
         number: u32,
         identity: Identity,
-        /// Below the root.
+        /// The path below the root.
         path: Vec<u8>,
     },
     /// A piece is durable.
@@ -49,7 +51,8 @@ pub(crate) enum Record {
         number: u32,
         index: u64,
     },
-    /// The tree with this device and inode is whole and gets the target's name next.
+    /// The tree with this device and inode is whole and gets the target's name next; with the inode `NO_TREE`, the tree
+    /// did not get it and is worked on again.
     Publish {
         dev: u64,
         ino: u64,
@@ -143,7 +146,8 @@ impl Record {
     }
 }
 
-/// True if these bytes may be a first record that is incomplete because of a crash: then nothing after it can be lost.
+/// Returns true if these bytes may be a first record that is incomplete because of a crash: then nothing after it can
+/// be lost.
 pub(crate) fn is_cut_begin(bytes: &[u8]) -> bool {
     let begin = &bytes[bytes.len().min(HEAD)..];
     let known = begin.iter().zip([1].iter().chain(MAGIC)).all(|(a, b)| a == b);

@@ -77,9 +77,9 @@ fn directories_that_change_fail_by_name() {
     assert_same(&source, &target);
 }
 
-/// Goal: a file that four writers fill together is never staged in part with success (the short files of a stage-out
-/// that was told to have worked). Method: four threads write their quarters in small steps; stages run until one
-/// succeeds, and its copy has to equal the finished file.
+/// Goal: a file that four writers fill together is never staged in part and reported as complete (the error of a
+/// stage-out that reported success and left short files). Method: four threads write their quarters in small steps;
+/// stages run until one succeeds, and its copy has to equal the finished file.
 #[test]
 fn four_writers_of_one_file() {
     const PART: u64 = 8 << 20;

@@ -18,7 +18,7 @@ fn spawn(source: &Path, target: &Path) -> Child {
     command(source, target).spawn().expect("runs")
 }
 
-fn command(source: &Path, target: &Path) -> Command {
+pub fn command(source: &Path, target: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a program"));
     command.args(["kill::child", "--exact", "--nocapture"]).stdout(Stdio::null());
     command.env("STAGE_SOURCE", source).env("STAGE_TARGET", target);

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Stages into a complete target; what it counted.
+/// Stages into a complete target, and returns the counts.
 pub fn done(options: &Options) -> Progress {
     let progress = Progress::default();
     let manifest = stage(options, &progress).unwrap_or_else(|e| panic!("{e}"));

@@ -49,19 +49,19 @@ pub(super) struct Pending {
     pub(super) deadline_ms: u32,
     /// When the caller stops waiting.
     pub(super) until: Option<Time>,
-    /// The request. `None` once the request was handed to an in-process server or given up, so that it is never sent
-    /// again.
+    /// The request. It is `None` once the request was handed to an in-process server or given up, so that it is never
+    /// sent again.
     pub(super) call: Option<Call>,
-    /// `None` while the payload is being sent.
+    /// It is `None` while the payload is being sent.
     pub(super) payload: Option<Buf>,
-    /// Where the server may put the payload of the reply on the present connection.
+    /// The place where the server may put the payload of the reply on the present connection.
     pub(super) room: Option<Buf>,
     /// The request may have reached a server.
     pub(super) sent: bool,
     /// The call insists, so it is not given up.
     insist: bool,
-    /// The call was given up, and what its answer brings has to be returned. A resend only requests an answer that
-    /// exists or is being made.
+    /// The call was given up, and whatever its answer contains has to be returned. A resend only requests an answer
+    /// that exists or is being made.
     late: bool,
     cell: Option<usize>,
 }
@@ -105,7 +105,7 @@ pub(super) struct Payloads {
     /// The server's end of the present connection, if it has memory of this process.
     pub(super) other_end: Option<OtherEnd>,
     pub(super) carried: Carried,
-    /// The part of `carried` that the owner has been told.
+    /// The part of `carried` that was reported to the owner.
     told: Carried,
 }
 
@@ -156,7 +156,7 @@ impl State {
         self.phase == Phase::Up
     }
 
-    /// Whether everything was sent that had to be sent before the end.
+    /// Returns whether everything was sent that had to be sent before the end.
     pub(super) fn is_bye_due(&self) -> bool {
         self.closing && self.queue.is_empty()
     }
@@ -165,7 +165,7 @@ impl State {
         &self.table
     }
 
-    /// Why a call cannot wait for a connection; `None` if it can.
+    /// The reason why a call cannot wait for a connection; `None` if it can.
     fn failure(&self, insist: bool) -> Option<LinkError> {
         match self.phase {
             Phase::Failed(LinkError::Unreachable) if insist && !self.closing => None,

@@ -251,7 +251,7 @@ impl<E: Env> Link<E> {
         }
     }
 
-    /// Connects again, however long it takes. Calls fail from `give_up` on.
+    /// Connects again, however long it takes. From `give_up` on, calls fail.
     async fn redial(&self, last_boot: u64) -> (Pipe<E>, Welcome) {
         let search = pin!(self.search(last_boot));
         let patience = pin!(self.env.sleep(self.timeouts.get().give_up));

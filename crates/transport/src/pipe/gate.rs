@@ -23,7 +23,7 @@ pub(crate) trait Gate {
         Err(format!("slot {} number {} has named no memory", id.slot, id.seq))
     }
 
-    /// Most bytes of the body of such a frame that may come before it is admitted.
+    /// The most bytes of the body of such a frame that may arrive before it is admitted.
     fn body_max(&self, kind: FrameKind) -> usize {
         kind.body_max()
     }

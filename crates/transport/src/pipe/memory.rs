@@ -1,6 +1,7 @@
 //! Payloads beside the stream, as the two halves of a connection send and receive them.
 //!
-//! Owns: from when on payloads go this way, the copy of what a request names. Does not own: the rules (`beside`).
+//! Owns: from which moment on payloads are passed in this way, and the copying of payloads that requests name. Does not
+//! own: the rules (`beside`).
 
 use super::{Gate, Inbound, Outbound, SendChannel, StreamRx, StreamTx, gone, lost};
 use crate::bell::{Ending, step_aside};
@@ -22,7 +23,8 @@ pub(crate) fn take_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) {
     }
 }
 
-/// From now on payloads may lie in the memory of this process that the server at the other end has. Returns that end.
+/// From now on payloads may lie in the part of this process's memory that the server at the other end has. Returns that
+/// end.
 pub(crate) fn passed_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) -> Option<OtherEnd> {
     let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb) else { return None };
     (tx.beside, rx.beside) = (Beside::Passed, Beside::Passed);
@@ -30,7 +32,7 @@ pub(crate) fn passed_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>)
 }
 
 impl<E: Env> Outbound<E> {
-    /// Sends the hello, and with it the memory of this process's buffers, if it can be passed; whether it was.
+    /// Sends the hello, and with it the memory of this process's buffers, if it can be passed; returns whether it was.
     pub(crate) async fn send_with_memory(&mut self, hello: SignedHello) -> Result<bool, Ending> {
         match self {
             Outbound::Stream(tx) if matches!(tx.channel, SendChannel::Off) => {
@@ -44,7 +46,7 @@ impl<E: Env> Outbound<E> {
 }
 
 impl<E: Env> Inbound<E> {
-    /// Whether the client at the other end has passed memory that can be used.
+    /// Returns whether the client at the other end has passed memory that can be used.
     pub(crate) fn has_memory(&mut self) -> bool {
         match self {
             Inbound::Stream(rx) => rx.rx.memory().is_some(),
@@ -52,14 +54,14 @@ impl<E: Env> Inbound<E> {
         }
     }
 
-    /// Whether the payload of the last message was passed in memory.
+    /// Returns whether the payload of the last message was passed in memory.
     pub(crate) fn was_beside(&self) -> bool {
         matches!(self, Inbound::Stream(rx) if rx.was_beside)
     }
 }
 
 impl<E: Env> StreamTx<E> {
-    /// Whether the other end has memory of this process, so that places for replies can be named.
+    /// Returns whether the other end has memory of this process, so that places for replies can be named.
     pub(crate) fn has_passed_memory(&self) -> bool {
         matches!(self.beside, Beside::Passed)
     }
@@ -78,7 +80,8 @@ impl<E: Env> StreamTx<E> {
 }
 
 impl<E: Env> StreamRx<E> {
-    /// The payload of a frame that says where it lies. A server copies it; a client finds it in what it has named.
+    /// The payload of a frame that says where it lies. A server copies it; a client finds it in the memory that it has
+    /// named.
     pub(super) async fn beside_stream(
         &self,
         gate: &mut impl Gate,

@@ -128,7 +128,7 @@ fn settings() -> Result<&'static Settings, String> {
     SETTINGS.get_or_init(make_settings).as_ref().map_err(|e| e.to_string())
 }
 
-/// Which end of a connection one is.
+/// The end of the connection on which the code runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hands {
     Client,
@@ -164,7 +164,7 @@ impl Exchange {
         bytes
     }
 
-    /// Whether nothing more is read.
+    /// Returns whether nothing more is read.
     pub(crate) fn is_over(&self) -> bool {
         !self.tls.is_handshaking()
     }
@@ -180,7 +180,8 @@ impl Exchange {
         self.tls.process_new_packets().map(|_| ()).map_err(|e| e.to_string())
     }
 
-    /// The channel of level `secure` after a challenge that both ends must know the same, and what binds proofs to it.
+    /// The channel of level `secure` after a challenge that both ends must have in the same form, and the value that
+    /// binds proofs to it.
     pub(crate) fn channel(self, secure: Secure, challenge: &Challenge) -> Result<(Channel, Binding), String> {
         let failed = |e: rustls::Error| e.to_string();
         let context = proven_bytes(challenge);
@@ -231,7 +232,7 @@ mod tests {
         Challenge { nonce: [7; 32], keyed: true, identity: None, secure }
     }
 
-    /// Both ends behind their handshake.
+    /// Both ends after their handshake.
     fn agreed() -> (Exchange, Exchange) {
         let mut client = Exchange::new(Hands::Client).expect("a client");
         let mut server = Exchange::new(Hands::Server).expect("a server");
@@ -284,7 +285,7 @@ mod tests {
                 let body = body_bytes(&rest[..RECORD_HEAD]).expect("a record");
                 let (record, behind) = rest.split_at_mut(RECORD_HEAD + body);
                 let record = &mut record[RECORD_HEAD..];
-                // Every second one fits into the memory that it is for.
+                // Every second record fits into the memory that it is for.
                 let mut to = vec![0; if came.len() % 32_768 == 0 { body } else { 0 }];
                 match opener.open(record, &mut to).expect("opened") {
                     Opened::Out(n) => came.extend_from_slice(&to[..n]),
@@ -302,7 +303,7 @@ mod tests {
     }
 
     /// Goal: the binding of proofs is the same at both ends of a channel, and differs for each other channel, level and
-    /// challenge. Method: a few of each.
+    /// challenge. Method: a few channels of each kind.
     #[test]
     fn a_binding_belongs_to_one_channel() {
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Faults that tests plant in channels, to verify that the tests detect them. One thread at a time has one.
+//! Faults that tests plant in channels, to verify that the tests detect them. One thread at a time has a planted fault.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ pub(crate) enum Plant {
     CountersIgnored,
     /// A message whose tag does not match is accepted.
     TagsIgnored,
-    /// Not a mistake: keys begin shortly before the limit of their use.
+    /// This is no fault: keys begin shortly before the limit of their use.
     NearlyWornOut,
 }
 

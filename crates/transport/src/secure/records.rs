@@ -6,10 +6,11 @@
 //! The records are made here and not by rustls because its own interfaces allocate memory for each record and copy its
 //! bytes once more (twice when sending); here they are encrypted from the payload into the buffer that is sent, and
 //! decrypted from the received bytes into the payload. They are the same records: a test communicates with rustls
-//! itself. A kernel that has TLS could make them just as well.
+//! itself. A kernel that supports TLS could make them as well.
 //!
 //! Invariants: a record's number is its nonce, so a record that is repeated, left out or moved does not open. Keys are
-//! not renewed within a connection (no KeyUpdate): at `RECORDS_MAX` the connection ends, and the next one has others.
+//! not renewed within a connection (no KeyUpdate): at `RECORDS_MAX` the connection ends, and the next one has other
+//! keys.
 
 #[cfg(test)]
 use super::plant;
@@ -102,7 +103,7 @@ impl Sealer {
         Sealer(secret.direction())
     }
 
-    /// Puts records of as much of `content` as they hold into `out`; how many bytes of each.
+    /// Encrypts `content` into records in `out`, as far as there is space; returns how many bytes of each were used.
     pub(crate) fn put(&mut self, content: &[u8], out: &mut [u8]) -> Result<(usize, usize), ChannelError> {
         let (mut taken, mut filled) = (0, 0);
         while taken < content.len() {
@@ -156,7 +157,7 @@ impl Opener {
             }
             None => (&*self.0.key.open_in_place(nonce, aad, body).map_err(|_| ChannelError::Forged)?, true),
         };
-        // Behind the content lies its type, and zeros that pad it.
+        // The content is followed by its type, and by zeros as padding.
         let end = content.iter().rposition(|byte| *byte != 0).ok_or(ChannelError::Foreign)?;
         match content[end] {
             DATA if end > RECORD_MAX => Err(ChannelError::Foreign),

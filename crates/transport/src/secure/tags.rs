@@ -88,7 +88,7 @@ impl Tagger {
 pub(crate) struct Verifier {
     key: LessSafeKey,
     counter: u64,
-    /// The tag that the payload of the frame has to have.
+    /// The tag that the payload of the frame must have.
     payload: [u8; TAG_BYTES],
 }
 

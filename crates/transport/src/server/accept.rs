@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most characters of a client's name. Names of servers begin with two numbers of 16 digits.
 const NAME_CHARS_MAX: usize = 300;
-/// Of failed accepts in a row, one in this many is logged.
+/// One in this many of successive failed accepts is logged.
 const ACCEPT_FAILURES_LOG: u32 = 100;
 
 /// Refuses to serve an address without a key if the kernel does not report who connects to it.
@@ -94,7 +94,7 @@ pub async fn serve<E: Env, H: Handler>(
     }
 }
 
-/// As `serve`, for connections inside this thread, which need no key.
+/// Works as `serve`, for connections inside this thread, which need no key.
 pub async fn serve_local<E: Env, H: Handler>(
     env: E,
     listener: LocalListener,
@@ -200,7 +200,7 @@ async fn greet<E: Env, H: Handler>(
     })?;
     let (proved, knows_cluster_key) = (guest.proved, guest.knows_cluster_key);
     let peer = Peer { proved, knows_cluster_key, secure: guest.secure(), ..peer };
-    // From here on the name is one line of printable text: for the log, for records, and for people.
+    // From here on the name is one line of printable text, for the log, for records and for users.
     let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
     let hello = Hello { name, ..guest.hello.clone() };
     if hello.link >= LINKS_MAX || hello.links == 0 || (hello.link > 0 && hello.role != Role::Mount) {
@@ -435,7 +435,7 @@ enum Staged {
     Nothing,
     /// A message was added.
     Message,
-    /// A message was added whose payload has to follow now.
+    /// A message was added whose payload has to follow at once.
     Before(Buf),
 }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Largest payload that counts as small: a batch of small files, a piece of a stream.
 const SMALL_MAX: usize = 1 << 20;
-/// Budget of small payloads: more than a network has on its way.
+/// Budget of small payloads: more bytes than a network has under way.
 const SMALL_BYTES: usize = 64 << 20;
 /// Budget of larger payloads: three of the largest.
 const LARGE_BYTES: usize = 3 * PAYLOAD_MAX;
@@ -68,8 +68,8 @@ impl Default for Budget {
     }
 }
 
-/// Memory of one payload. It is returned when this is dropped, after the payload has arrived or its connection has
-/// ended.
+/// Memory of one payload. It is returned when this value is dropped, after the payload has arrived or its connection
+/// has ended.
 pub(crate) struct Room {
     inner: Rc<Inner>,
     part: usize,

@@ -18,7 +18,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
-/// Where a reply is sent. It is plain data, so it can be passed to the worker that executes the request, and back.
+/// The connection through which a reply is sent. It is plain data, so it can be passed to the worker that executes the
+/// request, and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyRoute {
     /// The connection.
@@ -69,7 +70,7 @@ pub(crate) struct ConnState {
     pings: Pings,
     pub(crate) pong_due: Cell<bool>,
     pub(crate) bye_due: Cell<bool>,
-    /// Something has arrived since the watcher looked last.
+    /// A message has arrived since the watcher last checked.
     pub(crate) heard: Cell<bool>,
     /// Rings when there is something to send.
     pub(crate) bell: Bell,
@@ -108,7 +109,8 @@ impl ConnState {
         !self.queue.borrow().is_empty() || ping || self.pong_due.get() || self.bye_due.get()
     }
 
-    /// Whether a `Ping` has to be sent now. Only one is under way at a time, so an answer belongs to the last one.
+    /// Returns whether a `Ping` has to be sent now. Only one is under way at a time, so an answer belongs to the last
+    /// one.
     pub(crate) fn take_ping(&self) -> bool {
         if self.pings.open.get() || !self.ping_due.replace(false) {
             return false;
@@ -185,8 +187,8 @@ impl Connections {
         Rc::new(Connections { budget: Budget::of_one_of(threads), ..Connections::default() })
     }
 
-    /// Answers a request. False if its connection is gone: the reply is dropped, and a resend requests it. A reply that
-    /// does not fit into a message is sent as `Overflow`.
+    /// Answers a request. Returns false if its connection is gone: the reply is dropped, and a repeated request gets
+    /// it. A reply that does not fit into a message is sent as `Overflow`.
     pub fn reply(&self, route: ReplyRoute, mut answer: Answer, mut payload: Option<Buf>) -> bool {
         let Some(conn) = self.get(route.conn) else { return false };
         if !conn.window.borrow_mut().handle_reply(route.id) {
@@ -214,7 +216,7 @@ impl Connections {
         true
     }
 
-    /// Ends a connection, for instance of an evicted session. False if it is gone already.
+    /// Ends a connection, for instance of an evicted session. Returns false if it is gone already.
     pub fn cut(&self, conn: ConnId, reason: &str) -> bool {
         let Some(conn) = self.get(conn) else { return false };
         conn.cut.cut(Ending::Lost(reason.to_owned()));
@@ -229,9 +231,9 @@ impl Connections {
         }
     }
 
-    /// Sends the client a `Ping`. Returns when the client has answered one that was sent after this call; `None` if the
-    /// connection ends before. The stream keeps its order. So what the client had sent before it read the `Ping` has
-    /// been passed to the `Handler` by then.
+    /// Sends the client a `Ping`. Returns when the client has answered a `Ping` that was sent after this call; `None`
+    /// if the connection ends before. The stream keeps its order. So everything that the client sent before it read the
+    /// `Ping` has been passed to the `Handler` by then.
     pub async fn probe(&self, conn: ConnId) -> Option<Alive> {
         let conn = self.get(conn)?;
         let wanted = conn.pings.sent.get() + 1;
@@ -247,13 +249,13 @@ impl Connections {
         self.map.borrow().len()
     }
 
-    /// Whether the connection exists.
+    /// Returns whether the connection exists.
     pub fn has(&self, conn: ConnId) -> bool {
         self.map.borrow().contains_key(&conn)
     }
 
-    /// Whether more than half of `CONNECTIONS_MAX` is left: connections that are useful but not necessary are opened
-    /// only then.
+    /// Returns whether more than half of `CONNECTIONS_MAX` is left: connections that are useful but not necessary are
+    /// opened only then.
     pub fn is_roomy(&self) -> bool {
         2 * self.all() < CONNECTIONS_MAX
     }
@@ -314,7 +316,7 @@ impl Connections {
         self.map.borrow_mut().insert(conn.id, conn);
     }
 
-    /// Removes a connection. False if it was removed before.
+    /// Removes a connection. Returns false if it was removed before.
     pub(crate) fn remove(&self, conn: ConnId) -> bool {
         self.map.borrow_mut().remove(&conn).is_some()
     }

@@ -22,7 +22,7 @@ fn place(seed: u64, sim: SimConfig) -> Place {
 
 /// Goal: large payloads are passed in memory and small ones in the stream, in both directions. Each request is executed
 /// once with the bytes that its caller gave, and no answer changes later. This holds over connections that break
-/// anywhere and with callers that reuse memory as soon as they have it back. Method: many seeds with 8 callers on 8
+/// anywhere, and with callers that reuse memory as soon as they have it back. Method: many seeds with 8 callers on 8
 /// slots; the server compares the bytes that it gets, and so do the callers, once more at the end.
 #[test]
 fn payloads_beside_the_stream_are_whole() {
@@ -122,8 +122,8 @@ fn late_answers_meet_nobodys_memory() {
     });
 }
 
-/// Goal: a write whose client has given the connection up, and its memory to somebody else, is not executed. Method:
-/// the request is sent while the network delivers nothing; it arrives when the memory has other bytes.
+/// Goal: a write whose client has given up the connection, and has given its memory to another client, is not executed.
+/// Method: the request is sent while the network delivers nothing; it arrives when the memory has other bytes.
 #[test]
 fn memory_that_was_given_up_is_not_stored() {
     for seed in 0..20 {

@@ -23,7 +23,7 @@ fn cluster_key() -> ClusterKey {
     key("the key of this cluster, 32 bytes")
 }
 
-/// A server on TCP, beside the one that every place has.
+/// A server on TCP, in addition to the one that every place has.
 fn listen(place: &Place, auth: ServerAuth) {
     let (env, server) = (place.sim.node("server"), place.server.clone());
     let task = env.clone();
@@ -296,8 +296,8 @@ fn relay(place: &Place, level: Secure, plan: Plan) -> Rc<Seen> {
     seen
 }
 
-/// Calls of which the server must execute each once, in order, and pushes of which the client must hear each once, in
-/// order.
+/// Calls of which the server must execute each once, in order, and pushes of which the client must receive each once,
+/// in order.
 const CALLS: u64 = 24;
 
 /// Runs a sequence of calls and pushes over a relay with this plan. Returns the error of its result.

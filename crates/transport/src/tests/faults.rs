@@ -51,8 +51,8 @@ fn resends_are_answered_once() {
 }
 
 /// Goal: a payload that the network damages is seen by who receives it, sent again, and executed once with the bytes
-/// that were sent. Method: one bit is changed in one of eight payloads, in both directions; the server compares what it
-/// gets.
+/// that were sent. Method: one bit is changed in one of eight payloads, in both directions; the server compares the
+/// payloads that it gets.
 #[test]
 fn damaged_payloads_are_sent_again() {
     let mut breaks = 0;
@@ -240,7 +240,7 @@ fn what_was_given_up_leaves_nothing_behind() {
     });
 }
 
-/// Goal: a connection over which nothing comes any more is noticed by both ends, and calls continue over a new one.
+/// Goal: a connection over which nothing arrives any more is noticed by both ends, and calls continue over a new one.
 /// Method: cut the network under a call with a large payload, heal it after the ends have noticed.
 #[test]
 fn silence_ends_connections() {

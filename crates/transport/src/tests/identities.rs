@@ -17,7 +17,7 @@ fn identity(n: u8) -> Identity {
     Identity::new([n; 32])
 }
 
-/// A server on TCP, beside the one that every place has.
+/// A server on TCP, in addition to the one that every place has.
 fn listen(place: &Place, auth: ServerAuth) {
     let (env, server) = (place.sim.node("server"), place.server.clone());
     let task = env.clone();

@@ -11,8 +11,8 @@ async fn parent(link: &Link<SimEnv>, n: u64) -> Result<Answer, crate::LinkError>
 
 /// Goal: a connection that is handed over is served by the thread that adopts it, with the bytes that the client sent
 /// meanwhile, and by no other; it counts where it was accepted until its end is reported; the next connection of the
-/// session replaces it wherever it is; one that is not adopted is closed. Method: requests before and behind the
-/// hand-over, over many seeds.
+/// session replaces it wherever it is; one that is not adopted is closed. Method: requests before and after the
+/// connection is handed over, over many seeds.
 #[test]
 fn connections_are_served_elsewhere() {
     for seed in 0..20 {

@@ -181,8 +181,8 @@ fn half_a_frame_then_silence() {
     });
 }
 
-/// Goal: only who knows the key gets in, and a client with a key accepts only a server that knows it. Method: all
-/// combinations of keys; the reason is in the error.
+/// Goal: only a client that knows the key is admitted, and a client with a key accepts only a server that knows it.
+/// Method: all combinations of keys; the reason is in the error.
 #[test]
 fn keys_are_proven_both_ways() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
@@ -323,9 +323,9 @@ async fn fake_server(env: SimEnv, answers: Vec<Vec<u8>>) {
     }
 }
 
-/// Goal: peers of another version are told so on both sides. Method: a client with another version in its header gets a
-/// readable refusal; for a server with another version, and for a peer that is no server, `Link::connect` fails with a
-/// clear message.
+/// Goal: peers of another version get an error that says so on both sides. Method: a client with another version in its
+/// header gets a readable refusal; for a server with another version, and for a peer that is no server, `Link::connect`
+/// fails with a clear message.
 #[test]
 fn other_versions_are_refused() {
     let place = Place::new(6, Net::Socket);

@@ -23,7 +23,7 @@ pub struct Side {
     pub sizes: Vec<(u64, u64)>,
     /// Requests that begin where the one before ended.
     pub follows: u64,
-    /// Requests that begin before the end of the one before.
+    /// Requests that begin before the end of the request before them.
     pub goes_back: u64,
     /// Begin or end is inside a block of 4 KiB.
     pub unaligned: u64,
@@ -99,7 +99,7 @@ pub struct FileFacts {
     pub counters: BTreeMap<String, Row>,
     /// The pattern of the file's requests.
     pub portrait: Portrait,
-    /// Where the file's data lies; empty if unavailable.
+    /// The places of the file's data; empty if unavailable.
     pub objects: Vec<Object>,
     /// Targets of the cluster by server; empty if unknown.
     pub targets: BTreeMap<u16, String>,

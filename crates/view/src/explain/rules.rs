@@ -211,7 +211,7 @@ fn forced_buffered(facts: &FileFacts) -> Option<Finding> {
     None
 }
 
-/// Nearly each write is synced by itself.
+/// Returns whether nearly each write is followed by a sync of its own.
 fn sync_for_each(facts: &FileFacts) -> Option<Finding> {
     let (fsyncs, writes) = (facts.portrait.fsyncs, facts.portrait.writes.requests);
     if fsyncs < 100 || writes > 4 * fsyncs {
@@ -399,7 +399,7 @@ fn metadata_storm(change: &Change<'_>) -> Option<Finding> {
     slow("metadata_storm", what, advice, None)
 }
 
-/// A path as a shell takes it.
+/// Returns a path in the form in which a shell accepts it.
 fn quoted(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,=@%:".contains(c);
     if !path.is_empty() && path.chars().all(plain) {

@@ -14,13 +14,13 @@ pub struct Explanation {
     pub head: String,
     /// The ways of reads and writes.
     pub ways: Vec<WayShare>,
-    /// The pattern of the requests, a line each.
+    /// Describes the pattern of the requests, one line for each property.
     pub looks: Vec<String>,
     /// The causes of slow access, the most important first.
     pub findings: Vec<Finding>,
 }
 
-/// Requests that went one way for one reason.
+/// Requests that were served in one way for one reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WayShare {
     /// `read` or `write`.
@@ -37,8 +37,8 @@ pub struct WayShare {
     pub because: String,
 }
 
-/// Why requests of a `kind` (`read`, `write`) went a way, as a clause; `tunable` gives the value of a tunable, if it is
-/// known.
+/// Returns the reason why requests of a `kind` (`read`, `write`) were served in a way, as a clause; `tunable` returns
+/// the value of a tunable, if it is known.
 fn because(kind: &str, reason: &str, tunable: &dyn Fn(&str) -> Option<String>) -> String {
     let with = |text: &str, name: &str| match tunable(name) {
         Some(value) => format!("{text} ({name}={value})"),

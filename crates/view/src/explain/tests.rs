@@ -31,8 +31,8 @@ fn found(facts: &FileFacts) -> Vec<&'static str> {
     of_file(facts).findings.iter().map(|f| f.rule).collect()
 }
 
-/// Goal: each rule speaks where something costs and nowhere else. Method: for each a file that triggers it, and one
-/// that is as like it as may be and is sound.
+/// Goal: each rule speaks where something costs and nowhere else. Method: for each a file that triggers it, and a very
+/// similar file that is sound.
 #[test]
 fn rules_of_a_file() {
     let contended = |callbacks: u64, wait_ms: u64| {

@@ -1,12 +1,12 @@
 //! `KeyOrder`: the keys of changes in their order, as long as ranges of them are read.
 //!
 //! Owns: sorted runs of keys. Does not own: the changes, which are found by key, because a change may have moved in the
-//! arena since its key came into a run. The bytes of a key stay where they were until the arena is compacted; then the
-//! order begins anew.
+//! arena since its key was put into a run. The bytes of a key stay at their place until the arena is compacted; after
+//! that the order is built anew.
 //!
-//! A map that nobody reads by range has no order and costs nothing. From the first read of a range on, new keys are
+//! A map that nobody reads by range has no order and costs nothing. After the first read of a range, new keys are
 //! noted, and the next read sorts them into a run and joins runs of similar sizes. So a read costs the logarithm of the
-//! number of changes, what it returns, and a part of the keys that are new since the last read.
+//! number of changes, the items that it returns, and a part of the keys that are new since the last read.
 
 use super::sorted::{Place, SORT_BATCH, Sorted, at, by_key, prefix_of};
 use std::cmp::Reverse;
@@ -16,7 +16,7 @@ use std::rc::Rc;
 /// Most keys of a run that was made of others: joining the last two takes a millisecond at most.
 const RUN_MAX: usize = 1 << 15;
 
-/// Keys in sorted runs, and those that came since.
+/// The keys in sorted runs, and the keys that were added since.
 #[derive(Default)]
 pub struct KeyOrder {
     runs: Vec<Rc<Vec<Sorted>>>,
@@ -37,12 +37,12 @@ impl KeyOrder {
         KeyOrder { runs: vec![run], ..KeyOrder::default() }
     }
 
-    /// A key came that was not there.
+    /// Adds a key that was not in the map.
     pub fn add(&mut self, place: Place) {
         self.new.push(place);
     }
 
-    /// Sorts some of the new keys. Returns whether all are sorted now.
+    /// Sorts some of the new keys. Returns whether all keys are sorted now.
     pub fn sort_some(&mut self, chunks: &[Vec<u8>]) -> bool {
         let part = self.new.len().saturating_sub(SORT_BATCH);
         if part < self.new.len() {
@@ -92,7 +92,7 @@ impl KeyOrder {
     }
 }
 
-/// Two runs as one.
+/// Joins two runs into one.
 fn join<'a>(mut a: &'a [Sorted], mut b: &'a [Sorted], chunks: &[Vec<u8>]) -> Vec<Sorted> {
     let mut joined = Vec::with_capacity(a.len() + b.len());
     while let (Some(first), Some(second)) = (a.first(), b.first()) {

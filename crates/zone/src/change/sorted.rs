@@ -1,7 +1,7 @@
 //! `Sorted`: where a change lies in the arena, and how changes are compared by key.
 //!
-//! Owns: the place of a change and the prefix of its key, which avoids most looks at the key itself. Does not own: the
-//! arena (`change`), or runs of sorted keys (`order`).
+//! Owns: the place of a change and the prefix of its key, which makes it unnecessary to read the key itself for most
+//! comparisons. Does not own: the arena (`change`), or runs of sorted keys (`order`).
 
 use amphi_types::item::Change;
 use std::cmp::Ordering;
@@ -24,7 +24,7 @@ pub struct Sorted {
     pub place: Place,
 }
 
-/// The change at a place.
+/// Returns the change at a place.
 pub fn at(chunks: &[Vec<u8>], place: Place) -> Change<'_> {
     Change::take(&mut &chunks[place.chunk as usize][place.at as usize..]).expect("a whole change lies there")
 }

@@ -4,8 +4,9 @@
 //! disk. Does not own: the pages (`page`), or where the index lies (`writer`, `reader`).
 //!
 //! A filter is a Bloom filter of 10 bits for each key, of which 7 are set. So one key in 120 that a page has not is
-//! taken for one that it has, and costs a read. Each page has a filter of its own, because the number of its keys is
-//! known when it is written, and that of all keys of a merge is not; and because a search looks at one of them only.
+//! taken for one that it has, and costs a read. Each page has a filter of its own, because the number of keys of a page
+//! is known when the page is written, while the number of all keys of a merge is not; and because a search then reads
+//! only one filter.
 //!
 //! The number that drove the design: a search for a key in 16 segments without filters would read 16 pages of 64 KiB,
 //! each at least 60 us. The index takes 1.3 bytes of memory for each item, and as many on the disk.
@@ -46,8 +47,8 @@ impl Index {
         has(&first.filter, hash_of(key)).then_some((first.page as usize, first.at as usize))
     }
 
-    /// Page and offset of a change in front of which there is none with a key of `from` or greater. `None` if the
-    /// segment is empty.
+    /// Page and offset of a change in front of which there is none with a key of `from` or greater. Returns `None` if
+    /// the segment is empty.
     pub fn seek(&self, from: &[u8]) -> Option<(usize, usize)> {
         let behind = self.firsts.partition_point(|first| *first.key <= *from);
         self.firsts.get(behind.saturating_sub(1)).map(|first| (first.page as usize, first.at as usize))
@@ -71,7 +72,7 @@ impl Index {
         }
     }
 
-    /// The index in `bytes`, and the slots of the pages with changes. `None` if they are not an index.
+    /// The index in `bytes`, and the slots of the pages with changes. Returns `None` if they are not an index.
     pub fn decode(bytes: &[u8]) -> Option<(Index, Vec<u32>)> {
         let (mut index, mut slots, mut rest) = (Index::default(), Vec::new(), bytes);
         while !rest.is_empty() {
@@ -191,8 +192,8 @@ mod tests {
         builder.finish()
     }
 
-    /// Goal: every key is found in its page, and few others in any. Method: numbers, of which every second one is
-    /// there.
+    /// Goal: every key is found in its page, and few others in any. Method: numbers as keys, of which every second one
+    /// exists.
     #[test]
     fn filters_know_their_keys() {
         let index = index();
@@ -213,7 +214,8 @@ mod tests {
     }
 
     /// Goal: an index is read as it was written, takes the bytes that the head says, and its format does not change
-    /// unnoticed; cut bytes are refused. Method: a round trip, the checksum of the bytes, and all cuts of a small one.
+    /// unnoticed; cut bytes are refused. Method: a round trip, the checksum of the bytes, and all truncated forms of a
+    /// small index.
     #[test]
     fn the_bytes_are_what_they_were() {
         let (index, slots) = (index(), (40..51).collect::<Vec<u32>>());

@@ -75,8 +75,8 @@ impl<'a, D: Disk> PageReader<'a, D> {
         Ok(header)
     }
 
-    /// Reads a page once more, block by block, and rebuilds one that cannot be read or has other bytes. `None` if the
-    /// page does not verify whatever is done, `Io` if several blocks cannot be read.
+    /// Reads a page once more, block by block, and rebuilds one that cannot be read or has other bytes. Returns `None`
+    /// if the page does not verify whatever is done, `Io` if several blocks cannot be read.
     async fn read_damaged(&mut self, index: usize, at: u64, place: &str) -> Result<Option<PageHeader>, ZoneError> {
         let mut unreadable = None;
         for start in (0..SLOT_BYTES as usize).step_by(BLOCK as usize) {

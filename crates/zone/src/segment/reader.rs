@@ -1,7 +1,7 @@
 //! `SegmentReader`: streams the changes of a segment, verifying every page.
 //!
-//! Owns: where changes begin and end in the pages, and the index that lies behind them. Does not own: reading one page
-//! (`page`).
+//! Owns: the limits of changes within the pages, and the index that lies behind the pages. Does not own: reading one
+//! page (`page`).
 
 use super::index::{Index, IndexBuilder};
 use super::page::PageReader;
@@ -13,7 +13,7 @@ use amphi_env::{Buf, Disk};
 use amphi_types::item::Change;
 use std::rc::Rc;
 
-/// What becomes of the index of a segment that is read from its beginning to its end.
+/// The treatment of the index of a segment that is read from its beginning to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexUse {
     /// Nothing.
@@ -36,12 +36,12 @@ pub struct SegmentReader<'a, D: Disk> {
     /// Whether the reader began behind the first page: then it ends with the last change, and the counts are not
     /// checked.
     is_part: bool,
-    /// Payload from the present change on.
+    /// The payload from the present change on.
     carry: Vec<u8>,
-    /// The begin and end of the present change in `carry`; empty before the first one.
+    /// The beginning and end of the present change in `carry`; empty before the first change.
     at: usize,
     end: usize,
-    /// Where the payload of the last page begins in `carry`.
+    /// The offset at which the payload of the last page begins in `carry`.
     page_at: usize,
     /// Page and offset where the next change begins, if it is in an earlier page than the last one read.
     begun: Option<(usize, usize)>,
@@ -123,7 +123,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         &mut self.pages.mended
     }
 
-    /// Goes on to the next change: that, `None` at the end.
+    /// Continues to the next change: that, `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Change<'_>>, ZoneError> {
         let next = loop {
             let mut rest = &self.carry[self.end..];
@@ -203,7 +203,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
 
     /// The segment, which was read to its end.
     ///
-    /// Errors: `Corrupt` if its index is not what it has to be.
+    /// Errors: `Corrupt` if its index is not right.
     pub fn finish(&mut self) -> Result<Segment, ZoneError> {
         let NamedSegment { run, index } = &self.named;
         let wrong = |text| Err(ZoneError::corrupt(self.pages.place("index"), text));

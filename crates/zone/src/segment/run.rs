@@ -14,7 +14,7 @@ pub struct Segment {
     pub bytes: u64,
     /// Changes.
     pub items: u64,
-    /// Slots of the segment's pages, in order; the pages of the index follow the others.
+    /// The slots of the segment's pages, in order; the pages of the index follow them.
     pub slots: Vec<u32>,
     /// The index, which says which page has a key.
     pub index: Rc<Index>,
@@ -25,7 +25,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The segment as the root names it.
+    /// Returns the reference to the segment that the root contains.
     pub fn named(&self) -> NamedSegment {
         let slot = self.slots.get(self.index_page).filter(|_| self.index_bytes > 0);
         NamedSegment {

@@ -1,6 +1,6 @@
 //! `SlotMap`: which slots of the metadata region are taken.
 //!
-//! Owns: that. Does not own: by which segment. Invariant: a slot is taken once or free.
+//! Owns: the set of taken slots. Does not own: by which segment. Invariant: a slot is taken once or free.
 
 /// Which slots are taken.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ impl SlotMap {
         SlotMap { taken: vec![false; slots as usize], free: slots as usize, cursor: 0, backed: slots as usize }
     }
 
-    /// Slots below this number are taken, and no others.
+    /// Only slots below this number may be taken.
     pub fn set_backed(&mut self, slots: u64) {
         self.backed = (slots as usize).min(self.taken.len());
     }
@@ -27,7 +27,7 @@ impl SlotMap {
         self.backed as u64
     }
 
-    /// One past the highest slot that is used.
+    /// Returns the number behind the highest slot that is used.
     pub fn end(&self) -> u64 {
         self.taken.iter().rposition(|taken| *taken).map_or(0, |last| last as u64 + 1)
     }

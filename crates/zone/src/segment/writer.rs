@@ -1,4 +1,4 @@
-//! `SegmentWriter`: streams changes into a new segment, with its index behind them.
+//! `SegmentWriter`: streams changes into a new segment and writes the index behind them.
 //!
 //! Owns: the page that is being filled. Does not own: which slots are free (`SlotMap`), or when the segment is named
 //! (`checkpoint`).
@@ -31,7 +31,7 @@ pub struct SegmentWriter<'a, D: Disk> {
     index: IndexBuilder,
 }
 
-/// Why a segment was not written.
+/// The reason why a segment was not written.
 pub enum WriteError {
     /// No free slot.
     Full,
@@ -123,7 +123,7 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
         result.map_err(WriteError::Io)
     }
 
-    /// Writes the index and the last page. `None` if nothing was put.
+    /// Writes the index and the last page. Returns `None` if nothing was put.
     pub async fn finish(&mut self, take_slot: &mut impl FnMut() -> Option<u32>) -> Result<Option<Segment>, WriteError> {
         if self.segment.slots.is_empty() {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! The parts of the state of a zone.
 //!
-//! Owns: the parts, each of what belongs together. Does not own: how they hang together, and what moves them
-//! (`state`).
+//! Owns: the parts, each of which has the fields that belong together. Does not own: the relations between them, and
+//! the code that changes them (`state`).
 
 use crate::ZoneError;
 use crate::change::Changes;
@@ -33,7 +33,7 @@ pub struct Queue {
     pub spare: Vec<Group>,
     pub bytes: u64,
     pub appended_lsn: u64,
-    /// Records up to this one are waited for. The others need not be written by themselves.
+    /// Tasks wait for the records up to this one. The other records need not be written at once.
     pub wanted_lsn: u64,
     /// Area of the group that is being written.
     pub writing_area: Option<usize>,
@@ -58,13 +58,13 @@ pub struct Reached {
     pub proven_seq: u64,
 }
 
-/// Fresh groups, and the marks that prove them.
+/// The fresh groups, and the marks that prove them.
 pub struct Marks {
     /// Fresh groups that are not proven, oldest first. There are at most as many as fit into the log.
     pub fresh: VecDeque<Fresh>,
     /// Mark of the last written group.
     pub written: u64,
-    /// A mark up to here has to be written, with a group of its own if there is nothing else to write.
+    /// A mark up to this group has to be written, with a group of its own if there is nothing else to write.
     pub wanted: u64,
 }
 
@@ -161,7 +161,7 @@ pub struct KeptMemory<E: Env> {
     pub used: Cell<bool>,
 }
 
-/// What reads of items share.
+/// The state that reads of items share.
 #[derive(Default)]
 pub struct Reads {
     /// Memory of a page, for the next read.
@@ -172,11 +172,11 @@ pub struct Reads {
 
 /// Events for which agents and callers wait.
 pub struct Events {
-    /// There is work for the commit agent.
+    /// An event that says that the commit agent has work.
     pub queued: Event,
-    /// There is work for the sync agent.
+    /// An event that says that the sync agent has work.
     pub sync_asked: Event,
-    /// There is work for the checkpoint agent.
+    /// An event that says that the checkpoint agent has work.
     pub checkpoint_asked: Event,
     /// Groups were written.
     pub written: Event,

@@ -1,11 +1,11 @@
 //! Crash sweep: a scenario of appends, data writes and checkpoints is stopped at every write and sync.
 //!
-//! After a crash of the process every record whose `kept` returned must be there; if the memory that outlives it is
-//! lost as well, every one whose `written` returned; and after a loss of power, every one whose `stable` returned. The
-//! surviving records are a prefix of the appended ones, each complete, and a record that points at data comes with the
-//! data; under `Load::Data` blocks are reused when the record that freed them is stable. Each item is also read one by
-//! one, and all of them in scans. Then a second life continues and is stopped too, so that groups which the first crash
-//! left behind the cut meet new groups.
+//! After a crash of the process every record whose `kept` returned must exist. If the memory that outlives the process
+//! is lost as well, every record whose `written` returned must exist; and after a loss of power, every record whose
+//! `stable` returned. The surviving records are a prefix of the appended ones, each complete, and a record that points
+//! at data comes with the data; under `Load::Data` blocks are reused when the record that freed them is stable. Each
+//! item is also read one by one, and all of them in scans. Then a second life continues and is stopped too, so that
+//! groups which the first crash left behind the cut meet new groups.
 
 use super::*;
 use crate::layout::Superblock;
@@ -41,7 +41,8 @@ enum Load {
     Mixed,
     /// Records of 100 KB that fill the log until it makes its own room.
     Heavy,
-    /// Mostly records that point at data, over few blocks; pauses in which the zone works by itself.
+    /// The workload has mostly records that point at data, over few blocks, and pauses in which the zone works without
+    /// requests.
     Data,
 }
 
@@ -129,7 +130,7 @@ async fn scenario(env: SimEnv, zone: Zone<SimEnv>, track: Shared<Track>, seed: u
             }
             5 => {
                 zone.checkpoint().await.unwrap();
-                // A checkpoint makes what it covers stable; nothing else was promised.
+                // A checkpoint makes the records that it covers stable; nothing else was promised.
                 let stable = zone.stable_lsn().0;
                 track.borrow_mut().stable = stable;
             }
@@ -276,7 +277,7 @@ fn run(seed: u64, nth: u64, kinds: Kinds, load: Load, steps: u64, rots: bool) ->
         }
         if sim.alive(NODE) {
             sim.clear_crash_at(NODE);
-            // The process ends by itself; all is stable then.
+            // The process ends in the regular way; everything is stable then.
             sim.crash(NODE, kind);
         }
         if crash == Crash::Gone {
@@ -326,8 +327,8 @@ fn sweep_with(seed: u64, kinds: Kinds, load: Load, steps: u64, rots: bool) -> Re
     unreachable!("the scenario ends");
 }
 
-/// Goal: no crash of the process loses or tears a record whose `kept` returned, and none is taken for more than that.
-/// Method: see the head.
+/// Goal: no crash of the process loses or damages a record whose `kept` returned, and none is treated as something
+/// worse than a crash of the process. Method: see the head.
 #[test]
 fn a_killed_process_loses_nothing_kept() {
     let mut points = sweep(1, KILL, Load::Mixed, 60).unwrap();
@@ -407,10 +408,10 @@ fn groups(sim: &Sim) -> Vec<(u64, u64, u64)> {
     found
 }
 
-/// One life that is killed at operation `nth`; then each group in turn is destroyed, beyond what parity can rebuild. If
-/// the log was written further than may be unsynced behind the group's beginning, the group was synced, and later
-/// groups must prove that: the zone is refused. Otherwise it may be refused, or the log ends before the group. Returns
-/// how many groups were proven; `None`: the life ended before `nth` operations.
+/// One run that is killed at operation `nth`; after it each group in turn is damaged so much that parity cannot rebuild
+/// it. If the log was written further than may be unsynced behind the group's beginning, the group was synced, and
+/// later groups must prove that: the zone is refused. Otherwise it may be refused, or the log ends before the group.
+/// Returns how many groups were proven; `None`: the life ended before `nth` operations.
 fn run_destroyed(seed: u64, nth: u64, load: Load) -> Result<Option<u64>, String> {
     let sim = sim(seed * 10_007 + nth);
     format(&sim, &params());

@@ -55,8 +55,8 @@ fn used_blocks(whole: &[u8]) -> (Geometry, Vec<u64>) {
 
 /// Goal: any one damaged block of a structure is survived: its content is served, the damage is reported with its
 /// place, counted, and repaired. Method: in each block of superblocks, log and segments in turn, a bit is flipped, a
-/// sector overwritten, or the block is lost; the zone was closed and opened again without a restart of the machine, so
-/// that opening it changes nothing else.
+/// sector is overwritten, or the block is lost; the zone was closed and opened again without a restart of the machine,
+/// so that the opening changes nothing else.
 #[test]
 fn every_damaged_block_is_rebuilt() {
     let (sim, model) = zone_with_everything();
@@ -146,8 +146,8 @@ fn two_damaged_blocks_are_reported() {
     assert!(open(&sim, &manual()).unwrap().1.items == model);
 }
 
-/// Goal: a block that cannot be read is rebuilt as one that is damaged; two are an error. Method: reads of these blocks
-/// fail, of a page and of a group in turn.
+/// Goal: a block that cannot be read is rebuilt as one that is damaged; two are an error. Method: reads of the blocks
+/// of a page and of a group fail, one block after the other.
 #[test]
 fn unreadable_blocks_are_rebuilt() {
     let (sim, model) = zone_with_everything();
@@ -243,10 +243,10 @@ fn superblocks_are_judged() {
     assert!(open(&sim, &manual()).unwrap().1.items.is_empty());
 }
 
-/// Goal: zones of versions 2 to 5 open, are of the present version from then on, and what is written anew has parity
-/// and an index. Method: zones whose groups and pages were written without these, or with parity, with the version in
-/// both superblocks changed; they differ in nothing else. Each item is read, by the index that is not on the disk. The
-/// log is replayed, then merged with the old pages.
+/// Goal: zones of versions 2 to 5 open, are of the present version from then on, and everything that is written anew
+/// has parity and an index. Method: zones whose groups and pages were written without these, or with parity, with the
+/// version in both superblocks changed; they differ in nothing else. Each item is read, by the index that is not on the
+/// disk. The log is replayed, then merged with the old pages.
 #[test]
 fn older_versions_are_taken_over() {
     for version in [2, 3, 4, 5] {

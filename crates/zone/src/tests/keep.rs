@@ -59,8 +59,8 @@ fn a_kept_record_survives_the_process_alone() {
     }
 }
 
-/// Goal: a kept record is written soon even if no task waits for it, with others that are kept meanwhile, and at once
-/// if a task does. Method: virtual time passes; groups are counted.
+/// Goal: a kept record is written soon even if no task waits for it, together with others that are kept meanwhile, and
+/// at once if a task does wait. Method: virtual time passes; groups are counted.
 #[test]
 fn a_kept_record_is_written_soon() {
     let sim = sim(2);
@@ -123,7 +123,7 @@ fn memory_that_is_not_used_cannot_be_lost() {
     }
 }
 
-/// Goal: memory that knows of more writes than the storage has does not complete an old copy of it, whose data may be
+/// Goal: memory with records of more writes than the storage has does not complete an old copy of it, whose data may be
 /// missing. Method: the storage as it was one group before the kill, which is also the last that was kept.
 #[test]
 fn memory_does_not_complete_an_old_copy() {
@@ -169,7 +169,7 @@ fn memory_that_is_removed_while_idle_is_missed() {
 }
 
 /// Goal: an opening that cannot write the kept records, or its root, leaves everything to the next one, and nothing is
-/// lost. Method: each of its first writes fails once.
+/// lost. Method: each of the first writes of the opening fails once.
 #[test]
 fn an_opening_that_fails_leaves_what_is_kept() {
     for failing in 1..4 {
@@ -197,8 +197,8 @@ fn an_opening_that_fails_leaves_what_is_kept() {
     }
 }
 
-/// Goal: records that do not fit, that come while memory is switched off, and that a node without such memory appends
-/// count as kept when they are written. Method: records of 100 KB, the switch, another node.
+/// Goal: records that do not fit, that are appended while memory is switched off, and that a node without such memory
+/// appends count as kept when they are written. Method: records of 100 KB, the switch, another node.
 #[test]
 fn what_is_not_in_memory_waits_for_the_disk() {
     for (keeps_here, switched_on, bytes) in [(true, true, 100_000), (true, false, 10), (false, true, 10)] {
@@ -219,9 +219,9 @@ fn what_is_not_in_memory_waits_for_the_disk() {
     }
 }
 
-/// Goal: records for which the log has no space are not kept, since after a kill they have to be written there. Method:
-/// small records fill the log group by group; a kill right after each append near its end, before a checkpoint frees
-/// space; the zone is opened twice.
+/// Goal: records for which the log has no space are not kept, since after a kill they have to be written to the log.
+/// Method: small records fill the log group by group; the process is killed right after each append near the end of the
+/// log, before a checkpoint frees space; the zone is opened twice.
 #[test]
 fn nothing_is_kept_beyond_the_log() {
     let blocks = MIB / 4096;
@@ -248,8 +248,8 @@ fn nothing_is_kept_beyond_the_log() {
     assert!(refused > 0, "all were kept");
 }
 
-/// Goal: what a kill during a copy leaves, remains of older records, and memory of other openings are not taken for
-/// records. Method: memory written, cut or changed by hand.
+/// Goal: partly copied records after a kill, remains of older records, and memory of other openings are not taken for
+/// records. Method: the test itself writes, truncates or changes the memory.
 #[test]
 fn only_whole_records_of_the_opening_count() {
     let sim = sim(5);
@@ -262,7 +262,7 @@ fn only_whole_records_of_the_opening_count() {
         _ => None,
     };
     assert_eq!(records(opening), Some(Vec::new()));
-    // Longer records come first; their remains lie behind those that follow.
+    // Longer records are the first ones; their remains lie behind the later records.
     let mut at = 0;
     for lsn in 1..5 {
         at = keep.put(0, at, lsn, &[9; 40]).unwrap();

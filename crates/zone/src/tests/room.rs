@@ -7,7 +7,7 @@ use amphi_env::sim::DiskOpKind;
 use amphi_types::Errno;
 use std::cell::{Cell, RefCell};
 
-/// A zone with a metadata region larger than what has its storage from the start on.
+/// Makes a zone with a metadata region that is larger than the part which has storage from the start on.
 fn large() -> ZoneParams {
     ZoneParams { size_bytes: 256 * MIB, log_bytes: 2 * MIB, ..params() }
 }
@@ -93,9 +93,9 @@ fn a_checkpoint_without_room_below_is_tried_again() {
     assert_eq!(open(&sim, &manual()).unwrap().1.items.len(), 2);
 }
 
-/// Goal: when the failure callback runs, no task was answered yet, and after a failed sync the note for the next
-/// opening is on the disk, or in memory if the disk refuses it. Method: a failing sync, with and without failing
-/// writes; the process ends in the callback.
+/// Goal: when the failure callback is called, no task has received an answer yet, and after a failed sync the note for
+/// the next opening is on the disk, or in memory if the disk refuses it. Method: a failing sync, with and without
+/// failing writes; the process ends in the callback.
 #[test]
 fn a_failure_is_told_before_anybody_is_answered() {
     for writes_fail in [false, true] {

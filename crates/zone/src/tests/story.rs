@@ -108,8 +108,9 @@ fn records_become_stable_in_time() {
     }
 }
 
-/// Goal: records that point at fresh data cost no sync as long as they take little of the log; `sync` takes two and
-/// one mark for all of them, one for records without data, and callers share. Method: count operations.
+/// Goal: records that point at fresh data cost no sync as long as they take little of the log; for all of them
+/// together, `sync` takes two syncs and one mark, and for records without data one sync; callers share these. Method:
+/// count operations.
 #[test]
 fn fresh_records_share_two_syncs() {
     let sim = sim(8);
@@ -122,7 +123,7 @@ fn fresh_records_share_two_syncs() {
         sim.block_on(zone.written(lsn)).unwrap().unwrap();
     }
     assert_eq!((ops().writes - before.writes, ops().syncs - before.syncs), (50, 0));
-    // A record without data in front of fresh groups needs no proof; here it is behind one.
+    // A record without data before any fresh groups needs no proof; here it is behind a fresh group.
     let lsn = plain(&zone, txn("Iplain", b"x"));
     sim.block_on(zone.written(lsn)).unwrap().unwrap();
     let before = ops();
@@ -148,9 +149,9 @@ fn fresh_records_share_two_syncs() {
     assert_eq!(zone.stable_lsn(), fresh);
 }
 
-/// Goal: a task that needs a stable record waits for a sync under way if that began when the record was written; a task
-/// that wants everything before its call, or a later record, gets another sync. Method: such tasks start while the
-/// first sync runs; operations are counted.
+/// Goal: a task that needs a stable record waits for a sync under way if that sync began after the record was written;
+/// a task that wants everything before its call, or a later record, gets another sync. Method: such tasks start while
+/// the first sync runs; operations are counted.
 #[test]
 fn syncs_under_way_are_shared() {
     let sim = sim(9);
@@ -184,8 +185,8 @@ fn syncs_under_way_are_shared() {
     }
 }
 
-/// Goal: the mark for fresh data finds space in a full log, by a checkpoint, or a root replaces it if there is no space
-/// for a checkpoint either. Method: the log is filled to its last block, with and without space for segments.
+/// Goal: the mark for fresh data gets space in a full log through a checkpoint, or a root replaces it if there is no
+/// space for a checkpoint either. Method: the log is filled to its last block, with and without space for segments.
 #[test]
 fn a_full_log_has_its_marks() {
     for full_region in [false, true] {
@@ -230,8 +231,9 @@ fn a_full_log_has_its_marks() {
     }
 }
 
-/// Goal: what fresh data's record survives is the process, not the machine, and `fsck` and `open` agree on it and say
-/// so. Method: a group that was synced, without a mark; both kinds of crash; then more records, which follow the cut.
+/// Goal: the record of fresh data survives a crash of the process, not one of the machine, and `fsck` and `open` agree
+/// about this and report it. Method: a group that was synced, without a mark; both kinds of crash; then more records,
+/// which follow the cut.
 #[test]
 fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
     use amphi_env::sim::CrashKind;
@@ -257,7 +259,7 @@ fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
             let noted = found.notes.iter().any(|n| n.contains("power was lost"));
             assert_eq!((noted, report.notes), (power && life == 0, found.notes));
             drop(zone);
-            // Nothing was written: what was cut stays cut, and what was kept stays.
+            // Nothing was written: the groups that were cut stay cut, and the kept records stay.
             sim.crash(NODE, if life == 0 { CrashKind::Process } else { CrashKind::Power });
         }
     }
@@ -286,7 +288,8 @@ fn losses_are_told() {
                 assert!(again.lost);
                 zone = next;
             }
-            // After that it is not reported any more, also if a checkpoint has left nothing to do, or is under way.
+            // After that the loss is not reported any more, also if a checkpoint has left nothing to do, or is under
+            // way.
             let told = async {
                 if closes {
                     zone.checkpoint().await.unwrap();
@@ -366,7 +369,7 @@ fn many_laps() {
     assert!(found.items == model);
 }
 
-/// Goal: a full metadata region refuses growth, never deletions, and has room again after them. Method: fill with
+/// Goal: a full metadata region refuses growth, but never deletions, and has room again after them. Method: fill with
 /// distinct items, delete most, fill again; everything compared after opening.
 #[test]
 fn a_full_metadata_region_can_shrink() {
@@ -522,8 +525,8 @@ fn a_failed_disk_is_told() {
     }
 }
 
-/// Goal: after a failed sync the next opening takes nothing for granted that no earlier sync covered, and the one after
-/// that is as any other. Method: a record with data and a sync that fails, in the open zone or in the opening one;
+/// Goal: after a failed sync the next opening relies only on records that an earlier sync covered, and the one after
+/// that is like any other. Method: a record with data and a sync that fails, in the open zone or in the opening one;
 /// killed and opened; the same without a failure.
 #[test]
 fn a_failed_sync_is_remembered() {
@@ -565,7 +568,7 @@ fn a_failed_sync_is_remembered() {
     }
 }
 
-/// Goal: sizes that make no zone, existing files, and zones of others are refused by kind. Method: each once.
+/// Goal: sizes that make no zone, existing files, and zones of others are refused by kind. Method: each case once.
 #[test]
 fn wrong_zones_are_refused() {
     let sim = Sim::new(7, SimConfig::default());

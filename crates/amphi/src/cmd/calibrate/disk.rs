@@ -19,7 +19,7 @@ use std::time::Duration;
 const FILE_BYTES: u64 = 1 << 30;
 /// The least that says something.
 const FILE_MIN: u64 = 64 << 20;
-/// A large request, and a small one.
+/// Bytes of a large request; `SMALL` is the same for small requests.
 const LARGE: usize = 1 << 20;
 const SMALL: usize = 4 << 10;
 /// Requests that are under way at a time.
@@ -67,7 +67,7 @@ impl<'a> Scratch<'a> {
         Ok(Scratch { folder, fd, bytes })
     }
 
-    /// Gives the file its blocks, as far as `long` goes: where there were none, a write takes longer.
+    /// Allocates the blocks of the file, as far as `long` allows, because the first write to a place takes longer.
     fn fill(&mut self, long: Duration) -> Outcome {
         let buf = pattern(LARGE);
         let end = Clocks.now_ns() + 2 * long.as_nanos() as u64;
@@ -90,7 +90,7 @@ impl<'a> Scratch<'a> {
             let mut buf = pattern(len);
             while Clocks.now_ns() < end {
                 let n = next.fetch_add(1, Ordering::Relaxed);
-                // Small requests jump about; a multiple of an odd number meets every place once.
+                // Small requests go to scattered places: multiples of an odd number, so that each place is used once.
                 let slot = if len == SMALL { n.wrapping_mul(0x9e37_79b1) % slots } else { n % slots };
                 match way {
                     Way::Read => pread(&self.fd, &mut buf[..], slot * len as u64)?,

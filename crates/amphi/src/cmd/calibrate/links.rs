@@ -1,8 +1,9 @@
 //! The latency and throughput of the links between this machine and each server of a cluster.
 //!
-//! Owns: the measurements, over connections of their own. Does not own: connecting (`reach`).
+//! Owns: the measurements, over separate connections. Does not own: connecting (`reach`).
 //!
-//! The question is for the cluster map, which a server answers from memory; payload goes with it and is dropped there.
+//! The request is for the cluster map, which a server answers from memory; payload is sent with it and is dropped by
+//! the server.
 
 use crate::cmd::reach::connect;
 use amphi_env::{Buf, Env, RealEnv};
@@ -72,8 +73,8 @@ async fn server(
     })
 }
 
-/// Measures each server in the status of a cluster that can be reached at an address; those in the process of a mount
-/// have none.
+/// Measures each server in the status of a cluster that can be reached at an address; servers inside the process of a
+/// mount have none.
 ///
 /// Errors: a server that does not answer.
 pub(super) fn measure(status: &str, proves: &Credentials, long: Duration) -> Outcome<Vec<ServerLink>> {

@@ -4,7 +4,7 @@ use amphi_client::Clock;
 use amphi_host::clock::Machine as Clocks;
 use std::time::Duration;
 
-/// Bytes that are copied from place to place: far more than a core's caches hold.
+/// Bytes that are copied in one measurement: far more than a core's caches hold.
 const BYTES: usize = 128 << 20;
 /// Bytes of one copy, as a large request has them.
 const PIECE: usize = 1 << 20;

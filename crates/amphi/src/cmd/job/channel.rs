@@ -1,12 +1,13 @@
 //! The way to keepers: child processes that start them, whose standard input and output are theirs.
 //!
 //! Owns: how a keeper is started on this machine, by a command for each node (`ssh {host}`), or by one that starts all
-//! of them (`srun`). Does not own: what is said (`messages`).
+//! of them (`srun`). Does not own: the messages (`messages`).
 //!
-//! Invariants: the children are in process groups of their own, so that what a terminal sends ends the program alone.
+//! Invariants: the children are in process groups of their own, so that signals from a terminal end only the program.
 //! When a channel is dropped, the keepers' standard input ends.
 
 use super::messages::{Order, Report, Task, To};
+use super::processes::APART;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::say::say;
 use std::io::{BufRead, BufReader, Write};
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::Sender;
 
-/// What channels tell.
+/// A report that arrived over a channel.
 #[derive(Debug)]
 pub enum Heard {
     /// A keeper's report.
@@ -34,7 +35,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// From a command as it is typed.
+    /// From a command line as the user typed it.
     ///
     /// Errors: a path of the program that a shell of the nodes could take for something else.
     pub fn new(command: Option<&str>, program: &Path) -> Outcome<Launcher> {
@@ -58,11 +59,11 @@ impl Launcher {
         let fill = |word: &String| word.replace("{host}", host).replace("{nodes}", &nodes.to_string());
         let words: Vec<String> = self.words.iter().map(fill).chain([self.program.clone()]).collect();
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(["job", "node"]);
+        command.args(&words[1..]).args(["job", "node"]).env_remove(APART);
         command
     }
 
-    /// Starts the keepers of `nodes`, which are all or one. What they report goes to `tell`.
+    /// Starts the keepers of `nodes`: all nodes, or a single one. Their reports go to `tell`.
     #[expect(clippy::disallowed_methods, reason = "the thread that reads what keepers report")]
     pub fn start(&self, nodes: Vec<usize>, hosts: &[String], tell: Sender<Heard>) -> Outcome<Channel> {
         let host = nodes.first().and_then(|node| hosts.get(*node)).cloned().unwrap_or_default();
@@ -77,7 +78,7 @@ impl Launcher {
             for line in reports.into_iter().flat_map(|out| BufReader::new(out).lines()).map_while(Result::ok) {
                 match serde_json::from_str(&line) {
                     Ok(report) => drop(tell.send(Heard::Report(report))),
-                    // What a login shell or a launcher has to say.
+                    // Other lines come from a login shell or a launcher.
                     Err(_) => say(&format!("{host}: {line}")),
                 }
             }
@@ -95,15 +96,16 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Gives an order to those of its keepers for whom it is. One that has ended is noticed by its end.
+    /// Sends an order to those of the channel's keepers that it is for. A keeper that has ended is noticed by the end
+    /// of its output.
     pub fn give(&mut self, to: To, what: &Task) -> Outcome {
         if !self.nodes.iter().any(|node| to.means(*node)) {
             return Ok(());
         }
         let what = match (what, self.nodes.as_slice()) {
             // Where one process starts all keepers, each of them knows which one it is.
-            (Task::Prepare(plan), [one]) => Task::Prepare(super::messages::Plan { node: Some(*one), ..plan.clone() }),
-            (Task::Clean(plan), [one]) => Task::Clean(super::messages::Plan { node: Some(*one), ..plan.clone() }),
+            (Task::Prepare(plan), [one]) => Task::Prepare(plan.of(*one)),
+            (Task::Clean(plan), [one]) => Task::Clean(plan.of(*one)),
             (other, _) => other.clone(),
         };
         let line = serde_json::to_string(&Order { to, what }).during(|| "write an order".into())?;

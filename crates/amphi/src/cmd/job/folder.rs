@@ -1,20 +1,24 @@
-//! What a node has of a job: one folder, and how everything of the job is removed.
+//! The files of a job on one node: they lie in one folder, and this module removes everything of the job.
 //!
 //! The folder is `amphi-job-UID-ID`, with mode 0700: `data` has the zones, `mnt` is the mount point, `run` has the
-//! sockets, `state` what the processes note, `key` is the cluster key, `lock` is locked as long as the keeper lives.
+//! sockets, `state` what the processes note, `key` is the cluster key, `lock` says whose folder it is and is locked as
+//! long as the keeper lives.
 //!
-//! Owns: names, the lock, finding processes, mounts and memory of a job. Does not own: starting them (`node`).
+//! Owns: names, the lock, finding mounts and memory of a job, the order of the removal. Does not own: starting what is
+//! in it (`node`), whose it is (`owner`), ending processes (`processes`).
 //!
 //! Invariants: everything is done with the rights of the user, whose folder it is. Nothing below the mount point is
-//! ever removed: it is taken away as an empty directory or not at all. Processes are found by a mark in their
-//! environment, so that none is missed that was started and not noted, and none is taken for one whose number it has.
+//! ever removed: it is taken away as an empty directory or not at all. A folder that does not say to which job of this
+//! node it belongs is not emptied. `lock` appears with its contents and locked, and goes last. Paths are as the kernel
+//! has them, without symbolic links, so that they are those of the table of mounts.
 
+use super::owner::Owner;
+use super::processes::{Of, end_all};
 use amphi_host::control;
 use amphi_host::failure::{Failure, Outcome};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::mount::UnmountFlags;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -26,15 +30,16 @@ use std::process::{Command, Stdio};
 const PREFIX: &str = "amphi-job-";
 /// Longest path of a folder: paths of Unix sockets have 107 bytes, and those here end in `/run/server-PID.sock`.
 const FOLDER_MAX: usize = 72;
-/// Variable of the environment by which the servers, mounts and stages of a folder are known.
-pub const OWN_MARK: &str = "AMPHI_JOB_FOLDER";
-/// Variable of the environment that names the mount to the program, and by which its processes are known.
+/// Variable of the environment that names the mount to the program.
 pub const MOUNT_VARIABLE: &str = "AMPHI_JOB_DIR";
+/// The file that is locked, and its name until it is.
+const LOCK: &str = "lock";
+const NEW_LOCK: &str = "lock.new";
 /// How long the program's processes may take to end before they are killed, seconds.
 const PROGRAM_S: u64 = 2;
 /// How long a killed process may take to end, seconds.
 const KILLED_S: u64 = 20;
-/// Where kept memory lies, and how its names begin (`amphi_env`).
+/// The folder with kept memory, and the prefix of the names there (`amphi_env`).
 const MEMORY: &str = "/dev/shm/amphi-";
 /// Place and length of a zone's number in its first block.
 const ZONE_ID: std::ops::Range<usize> = 24..32;
@@ -43,15 +48,17 @@ const ZONE_ID: std::ops::Range<usize> = 24..32;
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Locked while this is held.
-    _lock: Option<OwnedFd>,
+    /// None: it is not known to be a job's.
+    owner: Option<Owner>,
+    /// Locked while this is held, by which it is of this node too.
+    lock: Option<OwnedFd>,
 }
 
 impl Folder {
     /// Makes it, in `scratch`.
     ///
     /// Errors: it cannot be made or is there, or its path is too long for sockets.
-    pub fn make(scratch: &Path, id: &str) -> Outcome<Folder> {
+    pub fn make(scratch: &Path, id: &str, owner: Owner) -> Outcome<Folder> {
         let refused = |path: &Path, e: &dyn std::fmt::Display| Failure::refused(format!("{}: {e}", path.display()));
         let path = named(scratch, id);
         if path.as_os_str().len() > FOLDER_MAX {
@@ -65,22 +72,27 @@ impl Folder {
             }
             false => e,
         })?;
+        // It has its name when it is locked and says whose it is, so that nobody takes it for one that was left.
+        let (new, lock) = (path.join(NEW_LOCK), path.join(LOCK));
+        let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new);
+        let file = file.map_err(|e| refused(&new, &e))?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| refused(&new, &e))?;
+        owner.write(&file, &new)?;
+        std::fs::rename(&new, &lock).map_err(|e| refused(&lock, &e))?;
         for part in ["data", "mnt", "run", "state"] {
             private(&path.join(part))?;
         }
-        let lock = path.join("lock");
-        let fd = open(&lock, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
-        let fd = fd.and_then(|fd| flock(&fd, FlockOperation::NonBlockingLockExclusive).map(|()| fd));
-        let fd = fd.map_err(|e| refused(&lock, &e))?;
-        Ok(Folder { path, _lock: Some(fd) })
+        Ok(Folder { path, owner: Some(owner), lock: Some(file.into()) })
     }
 
-    /// That of a job which may have one.
+    /// The folder of a job in `scratch`, whether it exists or not.
     pub fn of(scratch: &Path, id: &str) -> Folder {
-        Folder { path: named(scratch, id), _lock: None }
+        let path = named(scratch, id);
+        Folder { owner: Owner::of(&path.join(LOCK)), path, lock: None }
     }
 
-    /// Folders of this user in `scratch` whose keepers have ended, and those whose keepers live.
+    /// Folders of this user in `scratch` whose keepers have ended, and those whose keepers live, or would have to be
+    /// looked for on another node.
     pub fn left_in(scratch: &Path) -> (Vec<Folder>, Vec<PathBuf>) {
         let own = rustix::process::geteuid().as_raw();
         let begin = format!("{PREFIX}{own}-");
@@ -91,14 +103,21 @@ impl Folder {
             if !is_own || !entry.file_name().as_bytes().starts_with(begin.as_bytes()) {
                 continue;
             }
-            match open(path.join("lock"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-                Ok(fd) => match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-                    Ok(()) => left.push(Folder { path, _lock: Some(fd) }),
-                    Err(_) => alive.push(path),
-                },
+            let lock = path.join(LOCK);
+            match open(&lock, OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
+                Ok(fd) => {
+                    let is_locked = flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err();
+                    let owner = Owner::of(&lock);
+                    // Locks may hold on one node alone.
+                    let is_elsewhere = owner.as_ref().is_some_and(|owner| !owner.is_here(&lock));
+                    match is_locked || is_elsewhere || (owner.is_none() && is_young(&path)) {
+                        true => alive.push(path),
+                        false => left.push(Folder { path, owner, lock: Some(fd) }),
+                    }
+                }
                 // It is just being made, or was killed while it was.
                 Err(_) if is_young(&path) => alive.push(path),
-                Err(_) => left.push(Folder { path, _lock: None }),
+                Err(_) => left.push(Folder { path, owner: None, lock: None }),
             }
         }
         (left, alive)
@@ -133,15 +152,21 @@ impl Folder {
     }
 
     /// Removes everything of the job on this node: processes, the mount, memory that is kept for servers, the folder.
-    /// What is in the file system is discarded. Returns what is left, with the reason.
+    /// Data in the file system is discarded. Returns what could not be removed, with the reason.
     pub fn remove(self) -> Vec<String> {
         if !self.path.exists() {
             return Vec::new();
         }
+        let (shown, lock) = (self.path.display(), self.path.join(LOCK));
+        let owner = match &self.owner {
+            Some(owner) if self.lock.is_some() || owner.is_here(&lock) => owner,
+            Some(owner) => return vec![format!("{shown}: is of node {}: remove it there", owner.host())],
+            None => return self.remove_empty(),
+        };
         let mut left = Vec::new();
-        end_all(MOUNT_VARIABLE, &self.mount(), Signal::TERM, PROGRAM_S);
-        left.extend(end_all(MOUNT_VARIABLE, &self.mount(), Signal::KILL, KILLED_S));
-        left.extend(end_all(OWN_MARK, &self.path, Signal::KILL, KILLED_S));
+        end_all(Of::Program(owner), Signal::TERM, PROGRAM_S);
+        left.extend(end_all(Of::Program(owner), Signal::KILL, KILLED_S));
+        left.extend(end_all(Of::Folder(&self.path), Signal::KILL, KILLED_S));
         // There are two if somebody has mounted something on it.
         while is_mounted(&self.mount()) {
             if let Err(e) = detach(&self.mount()) {
@@ -150,21 +175,37 @@ impl Folder {
             }
         }
         left.extend(forget_memory(&self.path.join("data")));
-        let mut gone = |path: &Path, result: std::io::Result<()>| match result {
+        let gone = |left: &mut Vec<String>, path: &Path, result: std::io::Result<()>| match result {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => left.push(format!("{}: {e}", path.display())),
             _ => {}
         };
-        gone(&self.mount(), std::fs::remove_dir(self.mount()));
+        gone(&mut left, &self.mount(), std::fs::remove_dir(self.mount()));
         for part in ["data", "run", "state"] {
             let path = self.path.join(part);
-            gone(&path, std::fs::remove_dir_all(&path));
+            gone(&mut left, &path, std::fs::remove_dir_all(&path));
         }
-        for part in ["key", "lock"] {
-            let path = self.path.join(part);
-            gone(&path, std::fs::remove_file(&path));
+        let path = self.path.join("key");
+        gone(&mut left, &path, std::fs::remove_file(&path));
+        // As long as something is left, the next one has to know whose it is.
+        if left.is_empty() {
+            gone(&mut left, &lock, std::fs::remove_file(&lock));
+            gone(&mut left, &self.path, std::fs::remove_dir(&self.path));
         }
-        gone(&self.path, std::fs::remove_dir(&self.path));
         left
+    }
+
+    /// Removes one of which nobody knows whose it is, if nothing is in it but what `make` begins with.
+    fn remove_empty(&self) -> Vec<String> {
+        let names = std::fs::read_dir(&self.path).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        if names.collect::<Vec<_>>() == [NEW_LOCK] {
+            let _ = std::fs::remove_file(self.path.join(NEW_LOCK));
+        }
+        match std::fs::remove_dir(&self.path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                vec![format!("{}: has no file `{LOCK}` of a job; look at it and remove it", self.path.display())]
+            }
+            _ => Vec::new(),
+        }
     }
 }
 
@@ -172,7 +213,7 @@ fn named(scratch: &Path, id: &str) -> PathBuf {
     scratch.join(format!("{PREFIX}{}-{id}", rustix::process::geteuid().as_raw()))
 }
 
-/// Whether a folder was made a moment ago, so that it may not be whole yet.
+/// Whether a folder was made so recently that it may not be complete yet.
 fn is_young(path: &Path) -> bool {
     let age = std::fs::metadata(path).and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
     age.is_none_or(|age| age.as_secs() < 60)
@@ -193,47 +234,6 @@ fn detach(mount: &Path) -> std::io::Result<()> {
     match out.status.success() {
         true => Ok(()),
         false => Err(std::io::Error::other(String::from_utf8_lossy(&out.stderr).trim().to_string())),
-    }
-}
-
-/// Processes of this user whose environment sets `variable` to `value`.
-fn marked(variable: &str, value: &Path) -> Vec<Pid> {
-    let mark = [variable.as_bytes(), b"=", value.as_os_str().as_bytes()].concat();
-    let own = std::process::id();
-    let is_marked = |pid: &u32| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|b| *b == 0).any(|entry| entry == mark)
-    };
-    let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| *pid != own).filter(is_marked).filter_map(|pid| Pid::from_raw(pid as i32)).collect()
-}
-
-/// Sends a signal to all of them and waits until they have ended. Returns those that have not.
-fn end_all(variable: &str, value: &Path, signal: Signal, wait_s: u64) -> Vec<String> {
-    let begun = amphi_env::real::monotonic();
-    loop {
-        // Those that a process has started before it ended are found in the next round.
-        let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
-        let processes: Vec<(Pid, OwnedFd)> = marked(variable, value).into_iter().filter_map(open).collect();
-        if processes.is_empty() {
-            return Vec::new();
-        }
-        for (_, fd) in &processes {
-            let _ = pidfd_send_signal(fd, signal);
-        }
-        let mut left = Vec::new();
-        for (pid, fd) in &processes {
-            let past = amphi_env::real::monotonic().since(begun).as_secs();
-            let limit = Timespec { tv_sec: wait_s.saturating_sub(past) as i64, tv_nsec: 0 };
-            let ended = rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&limit)));
-            if ended == Ok(0) {
-                left.push(format!("process {}: does not end", pid.as_raw_nonzero()));
-            }
-        }
-        if !left.is_empty() || amphi_env::real::monotonic().since(begun).as_secs() >= wait_s {
-            return left;
-        }
     }
 }
 

@@ -1,18 +1,19 @@
-//! What `amphi job run` and the keepers of its nodes say to each other: one JSON object a line, orders on a keeper's
+//! The messages between `amphi job run` and the keepers of its nodes: one JSON object a line, orders on a keeper's
 //! standard input, reports on its standard output.
 //!
-//! Invariants: an order may reach all keepers, so it says whom it is for, and each report says whose it is. The key of
-//! a job passes here alone, never through arguments or the environment, which other users can see.
+//! Invariants: an order may reach all keepers, so it says for which node it is, and each report says which node sent
+//! it. The key of a job passes here alone, never through arguments or the environment, which other users can see.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
-/// Whom an order is for.
+/// The nodes that an order is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum To {
     /// Every node.
     All,
-    /// This node.
+    /// Only this node.
     Node(usize),
     /// Every node but the first.
     Others,
@@ -28,13 +29,13 @@ impl To {
         }
     }
 
-    /// The nodes of so many.
+    /// Returns the numbers of those of `count` nodes that are meant.
     pub fn nodes(self, count: usize) -> Vec<usize> {
         (0..count).filter(|node| self.means(*node)).collect()
     }
 }
 
-/// What a keeper has to know of its job.
+/// The description of a job that its keepers need.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// The job: part of the names of its folders.
@@ -47,6 +48,10 @@ pub struct Plan {
     pub scratch: String,
     /// Host of the address of each server, `{host}` as above.
     pub address: String,
+    /// A random number by which the processes of the program are known.
+    pub token: String,
+    /// The batch system's numbers of the job, by their variables.
+    pub batch: BTreeMap<String, String>,
     /// The cluster key, in hexadecimal digits; only of several nodes.
     pub key: String,
     /// Options of each server.
@@ -55,20 +60,27 @@ pub struct Plan {
     pub mount: Vec<String>,
 }
 
+impl Plan {
+    /// The same for one node.
+    pub fn of(&self, node: usize) -> Box<Plan> {
+        Box::new(Plan { node: Some(node), ..self.clone() })
+    }
+}
+
 /// An order to keepers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// Whom it is for.
+    /// The nodes that the order is for.
     pub to: To,
-    /// What to do.
+    /// The task.
     pub what: Task,
 }
 
-/// What keepers do.
+/// Tasks of keepers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Task {
     /// Make the folder of the job; answered by `Prepared`.
-    Prepare(Plan),
+    Prepare(Box<Plan>),
     /// Start a server, beside this one; of one node with the mount in the same process; answered by `Serving`.
     Serve {
         /// Addresses of the first server.
@@ -83,12 +95,12 @@ pub enum Task {
     Check {
         /// The last places of the files.
         targets: Vec<String>,
-        /// Whether they may be there.
+        /// Whether the targets of the copies may exist already.
         may_exist: bool,
     },
     /// Copy with `amphi stage`; answered by `Staged`.
     Stage {
-        /// What is copied, an absolute path or one below the mount.
+        /// The file or directory to copy: an absolute path, or a path below the mount.
         source: Place,
         /// The copy.
         target: Place,
@@ -96,7 +108,7 @@ pub enum Task {
         options: Vec<String>,
     },
     /// Remove what there is of a job, of which this is not the keeper, and end; answered by `Ended`.
-    Clean(Plan),
+    Clean(Box<Plan>),
     /// Remove everything and end; answered by `Ended`.
     End,
 }
@@ -113,30 +125,30 @@ pub enum Place {
 /// A report of a keeper.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Whose.
+    /// The node that sends the report.
     pub node: usize,
-    /// What has happened.
+    /// The event that is reported.
     pub said: Said,
 }
 
-/// What keepers report.
+/// Reports of keepers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Said {
     /// The folder is made.
     Prepared {
         /// The folder.
         folder: String,
-        /// The mount point in it.
+        /// The mount point in the folder.
         mount: String,
     },
     /// The server serves.
     Serving {
-        /// Its addresses.
+        /// Addresses of the server.
         addresses: Vec<String>,
     },
-    /// The mount is there.
+    /// The mount is ready.
     Mounted,
-    /// Why files could not be brought out; none if they can.
+    /// The reason why files could not be copied out; none if they can.
     Checked(Option<String>),
     /// The last object of `amphi stage --json`.
     Staged(Value),
@@ -144,11 +156,11 @@ pub enum Said {
     Failed(String),
     /// The keeper has received a signal: the job shall end.
     Signal(i32),
-    /// The server or the mount has ended by itself.
+    /// The server or the mount has ended without an order.
     Lost(String),
     /// Everything is removed, except what is named.
     Ended {
-        /// What could not be removed.
+        /// The files and folders that the keeper could not remove.
         left: Vec<String>,
     },
 }

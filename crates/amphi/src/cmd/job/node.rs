@@ -1,14 +1,16 @@
 //! The keeper of a node: the folder of a job there, its server and its mount.
 //!
 //! Owns: which processes a node runs for a job, when they are ready, and that all of them end with the keeper. Does not
-//! own: when they are wanted (`run`), what is removed and how (`folder`).
+//! own: when server and mount are started (`run`), what is removed and how (`folder`).
 //!
 //! Invariants: SIGTERM, SIGINT and SIGHUP do not end a keeper, as a batch system sends SIGTERM to all processes of a
-//! job while files are still to be brought out; they are reported. Its children ignore SIGTERM. The end of its standard
-//! input ends it. Servers and mounts get a signal from the kernel when their keeper is killed.
+//! job while files are still to be brought out; they are reported. The keeper's children ignore SIGTERM. The end of its
+//! standard input ends the keeper. Servers and mounts get a signal from the kernel when their keeper is killed.
 
-use super::folder::{Folder, MOUNT_VARIABLE, OWN_MARK};
+use super::folder::{Folder, MOUNT_VARIABLE};
 use super::messages::{Order, Place, Plan, Report, Said, Task};
+use super::owner::Owner;
+use super::processes::OWN_MARK;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::say::say;
 use clap::Args;
@@ -21,17 +23,17 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 /// Variables by which launchers number the processes that they start, one on each node.
 const RANKS: [&str; 4] = ["SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"];
 
-/// Keep the server and the mount of a job on this node, as orders on standard input say
+/// Keep the server and the mount of a job on this node, as the orders on standard input say
 #[derive(Args, Debug)]
 pub struct Node {}
 
-/// What a keeper hears.
+/// An event that a keeper waits for.
 enum Heard {
     Order(Order),
     /// Nobody gives orders any more.
     Left,
     Signal(i32),
-    /// A child is ready with this.
+    /// A child is ready, and gives these addresses.
     Ready(Part, String),
     /// A child has ended; the last words of its output and of its errors.
     Ended(Part, String, String),
@@ -42,7 +44,7 @@ enum Heard {
 enum Part {
     Server,
     Mount,
-    /// Both in one process.
+    /// Server and mount in one process.
     Both,
     Stage,
 }
@@ -59,7 +61,7 @@ impl Part {
 }
 
 impl Node {
-    /// Keeps until it is told to end, or nobody tells it anything.
+    /// Runs until an order ends the keeper, or its standard input ends.
     #[expect(clippy::disallowed_methods, reason = "the thread that reads orders")]
     pub fn run(self) -> Outcome {
         let (tell, hear) = channel();
@@ -91,7 +93,7 @@ impl Keeper {
     fn follow(mut self, hear: &Receiver<Heard>) -> Outcome {
         loop {
             match hear.recv().unwrap_or(Heard::Left) {
-                // Before it is prepared, a keeper may not know which one it is.
+                // Before `Prepare`, a keeper may not know which node it is on.
                 Heard::Order(order) if self.plan.is_some() && !order.to.means(self.node) => {}
                 Heard::Order(Order { what: Task::End, .. }) => {
                     let left = self.end();
@@ -99,9 +101,9 @@ impl Keeper {
                     return Ok(());
                 }
                 Heard::Order(Order { what: Task::Clean(plan), .. }) => {
-                    let (node, scratch) = place(&plan)?;
+                    let (node, given) = place(&plan)?;
                     self.node = node;
-                    let left = Folder::of(&scratch, &plan.id).remove();
+                    let left = Folder::of(&real(&given)?, &plan.id).remove();
                     self.report(Said::Ended { left });
                     return Ok(());
                 }
@@ -143,13 +145,13 @@ impl Keeper {
     fn report(&self, said: Said) {
         let line = serde_json::to_string(&Report { node: self.node, said }).unwrap_or_default();
         let mut out = std::io::stdout();
-        // Whoever does not read this any more has ended, which standard input shows.
+        // If writing fails, the reader has ended, which the end of standard input shows as well.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 
     fn obey(&mut self, task: Task) -> Outcome {
         match task {
-            Task::Prepare(plan) => self.prepare(plan),
+            Task::Prepare(plan) => self.prepare(*plan),
             Task::Serve { join } => self.serve(&join),
             Task::Mount { cluster } => self.mount(&cluster),
             Task::Check { targets, may_exist } => {
@@ -163,18 +165,23 @@ impl Keeper {
     }
 
     fn prepare(&mut self, plan: Plan) -> Outcome {
-        let (node, scratch) = place(&plan)?;
+        let (node, given) = place(&plan)?;
         self.node = node;
+        let scratch = real(&given)?;
         // What a killed job has left of this user takes space that this one may need.
         let (left, _) = Folder::left_in(&scratch);
         for old in left {
             let id = old.id();
             let remains = old.remove();
-            say(&format!("amphi: {}: removed what job {id} had left", plan.nodes[node]));
+            if remains.is_empty() {
+                say(&format!("amphi: {}: removed what job {id} had left", plan.nodes[node]));
+            }
             remains.iter().for_each(|what| say(&format!("amphi: {}: {what}", plan.nodes[node])));
         }
-        let folder = Folder::make(&scratch, &plan.id)?;
-        let (path, mount) = (folder.path().display().to_string(), folder.mount().display().to_string());
+        let folder = Folder::make(&scratch, &plan.id, Owner::here(&plan.token, &plan.batch))?;
+        // The program gets the path as it was given, which may be the same on all nodes while what it leads to is not.
+        let shown = given.join(folder.path().file_name().unwrap_or_default());
+        let (path, mount) = (shown.display().to_string(), shown.join("mnt").display().to_string());
         let key = if plan.key.is_empty() { Ok(None) } else { folder.write_key(&plan.key).map(Some) };
         self.folder = Some(folder);
         key?;
@@ -183,7 +190,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Plan and folder, which are there from `Prepare` on.
+    /// Plan and folder, which exist from `Prepare` on.
     fn place(&self) -> Outcome<(&Plan, &Folder)> {
         let both = self.plan.as_ref().zip(self.folder.as_ref());
         both.ok_or_else(|| Failure::broken("an order came before the folder was made"))
@@ -241,12 +248,12 @@ impl Keeper {
         self.begin(Part::Stage, args)
     }
 
-    /// Starts a child of this program. Its parent, which the kernel watches for it, is this thread.
+    /// Starts a child of this program. The child's parent, whose end the kernel reports to it, is this thread.
     #[expect(clippy::disallowed_methods, reason = "the threads that read what a child says")]
     fn begin(&mut self, part: Part, args: Vec<String>) -> Outcome {
         let (plan, folder) = self.place()?;
-        // A batch system sends SIGTERM to these processes as well, which the file system has to outlive. To be ignored
-        // is what a process inherits.
+        // A batch system sends SIGTERM to these processes as well, which the file system has to outlive. Child
+        // processes inherit that a signal is ignored.
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "trap '' TERM; exec \"$0\" \"$@\""]);
         command.arg(std::env::current_exe().during(|| "find this program".into())?);
@@ -259,7 +266,7 @@ impl Keeper {
             command.env("AMPHI_LOG", "warn");
         }
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What a terminal sends ends the program, not its file system.
+        // A signal from a terminal ends the program, not its file system.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let host = plan.nodes[self.node].clone();
         let mut child = command.spawn().during(|| format!("start {}", part.word()))?;
@@ -289,7 +296,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends all children and removes everything. What the file system still has is discarded: nobody can want it.
+    /// Ends all children and removes everything. Data that is still in the file system is discarded, because nobody can
+    /// read it any more.
     fn end(&mut self) -> Vec<String> {
         for (_, child) in &mut self.children {
             let _ = child.kill();
@@ -301,7 +309,14 @@ impl Keeper {
     }
 }
 
-/// Which node this is, and the folder in which that of the job lies.
+/// The path of a folder without symbolic links, as the table of mounts has it.
+fn real(scratch: &Path) -> Outcome<PathBuf> {
+    scratch.canonicalize().map_err(|e| {
+        Failure::refused(format!("{}: the folder for jobs cannot be used ({e}); make it", scratch.display()))
+    })
+}
+
+/// Which node this is, and the folder in which that of the job lies, as it was given.
 fn place(plan: &Plan) -> Outcome<(usize, PathBuf)> {
     let named = || std::env::var("SLURMD_NODENAME").ok().and_then(|name| plan.nodes.iter().position(|n| *n == name));
     let ranked = || RANKS.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());

@@ -4,6 +4,8 @@
 //! nodes (`folder`).
 
 use super::folder::MOUNT_VARIABLE;
+use super::messages::Plan;
+use super::processes::{APART, PROGRAM_MARK};
 use super::world::Event;
 use amphi_host::failure::{Failure, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,13 +20,21 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it. Its end goes to `tell`.
+    /// Starts the program. The program's end is reported to `tell`.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for the program")]
-    pub fn start(command: &[OsString], folder: &str, mount: &str, tell: Sender<Event>) -> Outcome<Program> {
+    pub fn start(
+        command: &[OsString],
+        plan: &Plan,
+        folder: &str,
+        mount: &str,
+        tell: Sender<Event>,
+    ) -> Outcome<Program> {
         let name = &command[0];
         let child = Command::new(name)
             .args(&command[1..])
             .env(MOUNT_VARIABLE, mount)
+            .env(PROGRAM_MARK, &plan.token)
+            .env_remove(APART)
             // So that `amphi top` and others find the job's own mount and server.
             .env("AMPHI_RUNTIME", format!("{folder}/run"))
             .spawn();
@@ -36,7 +46,7 @@ impl Program {
         Ok(Program { pid })
     }
 
-    /// Sends it a signal. One that has ended needs none.
+    /// Sends it a signal. A program that has ended needs no signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = self.pid {
             let _ = kill_process(pid, signal);

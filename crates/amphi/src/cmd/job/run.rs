@@ -1,14 +1,15 @@
 //! `amphi job run`: the steps of a job's file system, from the first folder to the last.
 //!
-//! Owns: the options, where the nodes come from, the order of the steps, what is told of them. Does not own: how
-//! keepers are reached (`world`, `channel`), what they do (`node`), what is copied (`staging`).
+//! Owns: the options, the list of nodes, the order of the steps, and the messages about them. Does not own: how keepers
+//! are reached (`world`, `channel`), what they do (`node`), what is copied (`staging`).
 //!
-//! Invariants: whatever a step answers, the last one removes everything. Files are brought out when the program has
-//! ended and before anything is removed. Nothing that was in the file system and was not brought out is kept, and the
-//! exit code says if that was not meant so.
+//! Invariants: however the steps end, the last step removes everything. Files are brought out when the program has
+//! ended and before anything is removed. Files in the file system that were not brought out are lost, and the exit code
+//! says if an option had asked for them.
 
 use super::channel::Launcher;
 use super::messages::{Plan, Said, Task, To};
+use super::owner::Owner;
 use super::program::{Program, exit_code};
 use super::staging::{Copy, Staging};
 use super::world::{Event, Wish, World};
@@ -41,9 +42,9 @@ const SLURM: &str = "srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-pe
 /// How they are started on named nodes.
 const SSH: &str = "ssh -o BatchMode=yes {host}";
 
-/// Run a program with a file system of its own on its nodes, whose mount AMPHI_JOB_DIR in its environment names:
-/// amphi job run --stage-in data --stage-out out:/home/me/out -- srun ./app. Exit code: that of the program, or 1 if
-/// files could not be brought out, 2 if the program did not begin.
+/// Run a program with a file system of its own on its nodes; the variable AMPHI_JOB_DIR of its environment names the
+/// mount: amphi job run --stage-in data --stage-out out:/home/me/out -- srun ./app. Exit code: that of the program, or
+/// 1 if files could not be brought out, 2 if the program did not begin.
 #[derive(Args, Debug)]
 pub struct Run {
     #[command(flatten)]
@@ -63,7 +64,7 @@ pub struct Run {
     command: Vec<OsString>,
 }
 
-/// Where the file system is.
+/// The nodes of the file system.
 #[derive(Args, Clone, Debug)]
 struct Nodes {
     /// Nodes, each with a server and a mount [default: those of the Slurm job, or this machine]
@@ -85,7 +86,7 @@ struct Nodes {
     amphi: Option<PathBuf>,
 }
 
-/// How the file system is.
+/// The size and shape of the file system.
 #[derive(Args, Clone, Debug)]
 struct Files {
     /// Space on each node [default: 90 % of what is free there]
@@ -102,7 +103,7 @@ struct Files {
     set: Vec<String>,
 }
 
-/// What is told of the steps.
+/// The progress of the steps, as the command prints it.
 struct Told {
     id: String,
     begun: Time,
@@ -138,7 +139,7 @@ impl Run {
         let mut world = World::start(&hosts, launcher)?;
         let outcome = self.steps(&mut world, &mut told, &plan, &ins, &outs);
         let ending = monotonic();
-        let left = world.end(&Task::Clean(plan.clone()), ENDING);
+        let left = world.end(&Task::Clean(Box::new(plan.clone())), ENDING);
         told.step("everything removed", ending);
         left.iter().for_each(|what| say_error(&format!("is left: {what}")));
         let error = outcome.as_ref().err().map(|e| e.text.clone());
@@ -152,13 +153,13 @@ impl Run {
         }
     }
 
-    /// Options as keepers need them.
+    /// The options in the form that keepers get.
     fn plan(&self, hosts: &[String]) -> Outcome<Plan> {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let scratch = self.nodes.scratch.clone().or_else(|| set("AMPHI_JOB_SCRATCH")).or_else(|| set("TMPDIR"));
         let scratch =
             std::path::absolute(scratch.unwrap_or_else(|| "/tmp".into())).during(|| "find --scratch".into())?;
-        let mut random = [0u8; 36];
+        let mut random = [0u8; 52];
         let got = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
         if got != Ok(random.len()) {
             return Err(Failure::broken("no random number is to be had"));
@@ -180,7 +181,9 @@ impl Run {
             node: None,
             scratch: scratch.display().to_string(),
             address: self.nodes.address.clone(),
-            key: if hosts.len() > 1 { digits(&random[4..]) } else { String::new() },
+            token: digits(&random[36..]),
+            batch: Owner::batch(),
+            key: if hosts.len() > 1 { digits(&random[4..36]) } else { String::new() },
             server,
             mount,
         })
@@ -208,7 +211,7 @@ impl Run {
             stage(world, told, "in", copy, |_| false)?;
         }
         let program = monotonic();
-        let (code, wish) = self.program(world, &folder, &mount)?;
+        let (code, wish) = self.program(world, plan, &folder, &mount)?;
         let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         told.program = json!({ "command": words, "exit": code, "seconds": monotonic().since(program).as_secs_f64() });
         told.step(&format!("program, exit code {code}"), program);
@@ -223,8 +226,8 @@ impl Run {
         let mut failed = None;
         if wish.is_none() || self.staging.on_term() {
             let mut first = wish.map(|_| monotonic());
-            // What is not brought out is lost, so the first signal does not end this; the batch system does what it has
-            // announced.
+            // Files that are not brought out are lost, so the first signal does not end this command; the batch system
+            // will end it later, as it has announced.
             let mut stay = |wish: &Wish| match wish {
                 Wish::Signal(_) => monotonic().since(*first.get_or_insert_with(monotonic)) < SECOND_AFTER,
                 Wish::Lost(_) => false,
@@ -245,8 +248,8 @@ impl Run {
     }
 
     /// Runs the program. Returns its exit code, and why it had to end, if it had to.
-    fn program(&self, world: &mut World, folder: &str, mount: &str) -> Outcome<(i32, Option<Wish>)> {
-        let program = Program::start(&self.command, folder, mount, world.sender())?;
+    fn program(&self, world: &mut World, plan: &Plan, folder: &str, mount: &str) -> Outcome<(i32, Option<Wish>)> {
+        let program = Program::start(&self.command, plan, folder, mount, world.sender())?;
         let (mut wish, mut kill_at) = (None, None);
         loop {
             let now = monotonic();
@@ -259,7 +262,7 @@ impl Run {
                 return Ok((exit_code(status), wish));
             }
             match world.wish(&event) {
-                // A terminal has sent it to the program as well, which may have another use for it.
+                // A terminal has sent the signal to the program as well, which may handle it in its own way.
                 Some(Wish::Signal(libc::SIGINT | libc::SIGQUIT)) | None => {}
                 Some(why) if wish.is_none() => {
                     let signal = if why == Wish::Signal(libc::SIGHUP) { Signal::HUP } else { Signal::TERM };
@@ -280,7 +283,7 @@ fn begin(world: &mut World, told: &mut Told, plan: &Plan) -> Outcome<(String, St
     let (whole, begun) = (told.begun, monotonic());
     let prepared = world.ask(
         To::All,
-        &Task::Prepare(plan.clone()),
+        &Task::Prepare(Box::new(plan.clone())),
         Some(STARTING),
         |_| false,
         |said| match said {
@@ -361,7 +364,7 @@ fn reason(result: &Value) -> String {
 }
 
 impl Nodes {
-    /// The hosts, and how keepers are started there.
+    /// The hosts, and how keepers are started on them.
     fn find(&self) -> Outcome<(Vec<String>, Launcher)> {
         let program = match &self.amphi {
             Some(path) => path.clone(),

@@ -1,4 +1,4 @@
-//! What a job brings into its file system and out of it, as options say it.
+//! The files that a job copies into its file system and out of it, as its options say.
 //!
 //! Owns: the options and their meaning. Does not own: the copying (`cmd::stage`), which the first node's keeper starts.
 
@@ -7,7 +7,7 @@ use amphi_host::failure::{Failure, Outcome};
 use clap::{Args, ValueEnum};
 use std::path::{Component, Path};
 
-/// What is brought in and out.
+/// The options for copies in and out.
 #[derive(Args, Clone, Debug)]
 pub struct Staging {
     /// Copy this file or directory into the file system before the program begins, under this name or its own; the last
@@ -18,7 +18,7 @@ pub struct Staging {
     /// may be repeated
     #[arg(long, value_name = "SRC:DST")]
     stage_out: Vec<String>,
-    /// What happens if the place of a --stage-out is taken
+    /// What to do if the target of a --stage-out exists
     #[arg(long, value_enum, default_value_t = Existing::Refuse, value_name = "HOW")]
     existing: Existing,
     /// Bring files out also if SIGTERM ends the job (time limit, preemption), once the program has ended
@@ -26,23 +26,23 @@ pub struct Staging {
     stage_out_on_term: bool,
 }
 
-/// The handling of what is in the place of a copy.
+/// The treatment of an existing target of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Existing {
     /// The job does not begin
     Refuse,
-    /// The copy takes its place
+    /// Replace the target by the copy
     Replace,
-    /// It is brought up to date
+    /// Update the target
     Update,
 }
 
 /// A copy.
 #[derive(Clone, Debug)]
 pub struct Copy {
-    /// What is copied.
+    /// The file or directory that is copied.
     pub source: Place,
-    /// Where.
+    /// The target of the copy.
     pub target: Place,
     options: Vec<String>,
 }
@@ -62,7 +62,7 @@ impl Copy {
 }
 
 impl Staging {
-    /// What is brought in.
+    /// The copies into the file system.
     ///
     /// Errors: names that lead out of the file system.
     pub fn ins(&self) -> Outcome<Vec<Copy>> {
@@ -75,16 +75,16 @@ impl Staging {
             if target.is_empty() {
                 return Err(Failure::refused(format!("--stage-in {text}: the copy needs a name, as SRC:DST")));
             }
-            // Whoever runs the job owns what is in its file system.
+            // The user who runs the job owns the files in its file system.
             let options = vec!["--keep".to_string(), "possible".into()];
             Ok(Copy { source: Place::Outside(source), target: Place::Inside(target), options })
         };
         self.stage_in.iter().map(one).collect()
     }
 
-    /// What is brought out.
+    /// The copies out of the file system.
     ///
-    /// Errors: names that lead out of the file system, no place to copy to.
+    /// Errors: names that lead out of the file system, a missing target.
     pub fn outs(&self) -> Outcome<Vec<Copy>> {
         let one = |text: &String| {
             let Some((from, to)) = text.rsplit_once(':').filter(|(_, to)| !to.is_empty()) else {

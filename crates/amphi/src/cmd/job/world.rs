@@ -1,4 +1,5 @@
-//! All that `amphi job run` hears, from keepers, the program and signals, and how it waits for answers of keepers.
+//! All events that `amphi job run` waits for, from keepers, the program and signals, and how it waits for answers of
+//! keepers.
 //!
 //! Owns: the channels to keepers, who has answered, what ends a job early. Does not own: the steps of a job (`run`).
 //!
@@ -12,9 +13,9 @@ use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// What is heard.
+/// An event that `amphi job run` waits for.
 pub enum Event {
-    /// From keepers.
+    /// Reports from keepers.
     Keeper(Heard),
     /// The program has ended.
     ProgramEnded(Option<ExitStatus>),
@@ -32,7 +33,7 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// As a failure.
+    /// Converts a report of an error into a failure.
     pub fn failure(&self) -> Failure {
         match self {
             Wish::Signal(signal) => Failure::broken(format!("stopped by signal {signal}")),
@@ -83,7 +84,7 @@ impl World {
         Ok(())
     }
 
-    /// What the program's end is told to.
+    /// The sender for the end of the program.
     pub fn sender(&self) -> Sender<Event> {
         self.tell.clone()
     }
@@ -133,8 +134,8 @@ impl World {
 
     /// Gives an order and waits for the answer of each node that it is for: what `answer` makes of its report.
     ///
-    /// Errors: the first node that fails, with its name; a wish to stop; that the time is over. `stay` decides whether
-    /// a wish is to be passed over.
+    /// Errors: the first node that fails, with its name; a request to stop; the end of the time limit. `stay` decides
+    /// whether a request to stop is ignored.
     pub fn ask<T>(
         &mut self,
         to: To,
@@ -174,16 +175,17 @@ impl World {
         }
     }
 
-    /// Ends all keepers; those that do not answer any more are ended by others. Returns what is left, with its node.
+    /// Ends all keepers; if a keeper no longer answers, another keeper removes what it has on its node. Returns what
+    /// could not be removed, with its node.
     pub fn end(mut self, clean: &Task, limit: Duration) -> Vec<String> {
         let mut left = Vec::new();
         let _ = self.give(To::All, &Task::End);
         self.await_ends(limit, &mut left);
-        // Of a keeper that has ended otherwise, nobody knows what it has left.
+        // If a keeper ended without a last report, nobody knows what it has left.
         let unsure: Vec<usize> = (0..self.hosts.len()).filter(|node| !self.ended[*node]).collect();
         self.channels.clear();
         if !unsure.is_empty() {
-            // What the first channels still tell is of no interest.
+            // Further reports on the first channels are ignored.
             (self.tell, self.hear) = channel();
             unsure.iter().for_each(|node| self.closed[*node] = false);
             match self.open(&unsure).and_then(|()| self.give(To::All, clean)) {

@@ -1,7 +1,7 @@
-//! Looking at one mount again and again.
+//! Samples one mount repeatedly.
 //!
-//! Owns: the last look, names of busy files, limits of the machine. Does not own: one look (`cmd::look`), how looks are
-//! shown.
+//! Owns: the last look, names of busy files, limits of the machine. Does not own: one sample (`cmd::look`), how samples
+//! are shown.
 
 use crate::cmd::look::look;
 use crate::cmd::{calibrate, open_names};
@@ -51,7 +51,7 @@ impl<'a> Looks<'a> {
     pub(super) fn next(&mut self) -> Outcome<(Snapshot, Snapshot)> {
         let mut after = look(&self.path, Duration::from_nanos(self.env.now().0))?;
         after.limits = self.limits;
-        // Names are searched for when files turn up that have no name yet.
+        // Names are searched for when files appear whose names are not known yet.
         let wanted: BTreeSet<u64> = after.files.iter().map(|file| file.ino).collect();
         after.file_names = std::mem::take(&mut self.before.file_names);
         after.file_names.retain(|ino, _| wanted.contains(ino));

@@ -41,7 +41,7 @@ struct State {
     kept: VecDeque<Sample>,
     last: u64,
     now: Duration,
-    /// Why there is no newer sample.
+    /// The reason why there is no newer sample.
     failed: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl Samples {
     fn json(&self, after: u64) -> Value {
         self.asked.store(true, Ordering::Relaxed);
         let state = self.lock();
-        // A number that this process has not given yet is of an earlier one.
+        // A sample number that this process has not given out is from an earlier process.
         let after = if after > state.last { 0 } else { after };
         let new = state.kept.iter().filter(|sample| sample.number > after);
         let samples: Vec<Value> =
@@ -111,8 +111,8 @@ fn random_token() -> Outcome<String> {
     }))
 }
 
-/// Serves the page of the mount of `path` until a signal ends the process. Without `token`, and unless it shall be
-/// `open`, readers on this machine need a random one: names of files are not for all its users.
+/// Serves the page of the mount of `path` until a signal ends the process. Without `token`, and unless `open` is set,
+/// readers on this machine need a random token, because not all of its users should see the names of files.
 pub(super) fn serve(addr: SocketAddr, path: &Path, interval: Duration, token: Option<String>, open: bool) -> Outcome {
     check_open(addr, token.is_some(), open)?;
     let (is_random, token) = match (token, open) {

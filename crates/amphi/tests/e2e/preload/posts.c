@@ -286,6 +286,40 @@ static int limits(const char *dir) {
     return 0;
 }
 
+/* A program that stops posting still makes the kernel ask for the length that it has made by posts. */
+static int stops(const char *dir) {
+    enum { COUNT = 40, LEN = 4096 };
+    for (int look = 0; look < 3; look++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child > 0) {
+            int status;
+            CHECK(waitpid(child, &status, 0) == child && status == 0);
+            continue;
+        }
+        int fd = open(name(dir, "file"), O_RDWR | O_CREAT | O_TRUNC, 0644);
+        warm(fd);
+        CHECK(ftruncate(fd, 0) == 0);
+        unsigned char *b = bytes(COUNT * LEN);
+        for (int n = 0; n < COUNT; n++) CHECK(pwrite(fd, b + n * LEN, LEN, n * LEN) == LEN);
+        struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
+        CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        int to = open(name(dir, "copy"), O_RDWR | O_CREAT | O_TRUNC, 0644);
+        off_t from = 0;
+        if (look == 0) CHECK(copy_file_range(fd, &from, to, NULL, MAX, 0) == COUNT * LEN);
+        if (look == 1) CHECK(sendfile(to, fd, &from, MAX) == COUNT * LEN);
+        if (look < 2) {
+            CHECK(pread(to, found, MAX, 0) == COUNT * LEN && memcmp(found, b, COUNT * LEN) == 0);
+        } else {
+            unsigned char *m = mmap(NULL, COUNT * LEN, PROT_READ, MAP_SHARED, fd, 0);
+            CHECK(m != MAP_FAILED && memcmp(m, b, COUNT * LEN) == 0);
+        }
+        CHECK(close(fd) == 0 && close(to) == 0);
+        exit(0);
+    }
+    return 0;
+}
+
 /* Writes records one after the other, and counts in shared memory those that have returned. */
 static int counts(const char *dir, const char *counter) {
     int fd = open(name(dir, "file"), O_RDWR | O_CREAT | O_TRUNC, 0644);
@@ -495,6 +529,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "threads")) return threads(dir);
     if (!strcmp(what, "handlers")) return handlers(dir);
     if (!strcmp(what, "limits")) return limits(dir);
+    if (!strcmp(what, "stops")) return stops(dir);
     if (!strcmp(what, "fill")) return fill(dir);
     if (!strcmp(what, "forges")) return forges(dir);
     if (!strcmp(what, "counts") && argc > 3) return counts(dir, argv[3]);

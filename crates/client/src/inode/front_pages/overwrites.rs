@@ -33,7 +33,7 @@ struct Entry {
     range: ByteRange,
     /// A read that begins now returns the new bytes.
     in_place: bool,
-    /// The ranges that were read since then.
+    /// The ranges that were read since the bytes were in place.
     renewed: RangeSet,
 }
 
@@ -76,7 +76,7 @@ impl Overwrites {
         self.last_id
     }
 
-    /// Up to `end` the bytes of the write are where readers find them.
+    /// The bytes of the write up to `end` are where readers find them.
     pub(super) fn in_place(&mut self, id: u64, end: u64) {
         for entry in self.under_way.iter_mut().filter(|e| e.id == id) {
             entry.in_place = true;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     /// Goal: if a write fails, completely or in part, the bytes that it did not write stay valid in the pages. Method:
-    /// one write fails at once, and one stops half-way.
+    /// one write that fails at once, and one that stops half-way.
     #[test]
     fn what_failed_replaces_nothing() {
         let mut o = Overwrites::default();

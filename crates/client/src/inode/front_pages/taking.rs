@@ -1,7 +1,7 @@
 //! `Taking`: the state of a file while the front end drops its pages.
 //!
-//! Owns: which requests run without a lock, and which of those the return of a lock waits for; which locks are being
-//! returned, and reads that wait for locks meanwhile. Does not own: when pages are dropped and how long a lock waits
+//! Owns: which requests run without a lock, which of those the return of a lock waits for, which locks are being
+//! returned, and which reads wait for locks meanwhile. Does not own: when pages are dropped and how long a lock waits
 //! for that (`coherence::front_pages`).
 //!
 //! Invariant: a request that runs without a lock has been counted since a moment at which pages were being dropped.
@@ -18,13 +18,13 @@ pub(crate) struct Taking {
     /// All pages are dropped that existed when the dropping began, and those that were touched since, except the pages
     /// of requests in `waiting`.
     pub(crate) is_clear: bool,
-    /// Ranges that were read or written without a lock meanwhile.
+    /// Ranges that were read or written without a lock in the meantime.
     pub(crate) again: Vec<ByteRange>,
     /// Number of requests under way without a lock.
     pub(crate) free: usize,
     /// For each target, the number of these requests that rely on a lock which is being returned.
     pub(crate) protected: BTreeMap<TargetId, usize>,
-    /// Targets that note what others change, and the numbers of their notes.
+    /// The targets that record the changes of other mounts, and the numbers of their notes.
     pub(crate) notes: BTreeMap<TargetId, u64>,
     /// The targets among these whose locks are returned without waiting for pages any longer.
     pub(crate) left: BTreeSet<TargetId>,
@@ -32,10 +32,11 @@ pub(crate) struct Taking {
     pub(crate) leaving: BTreeSet<TargetId>,
     /// Locks that have left the lock cache and that are not cancelled at their targets yet.
     pub(crate) going: Vec<Going>,
-    /// Requests for pages that wait for locks of other mounts, by a number of their own. The front end has none of the
-    /// pages of a read. The page of a write has bytes of a program of this mount that are on their way to the target.
+    /// Requests for pages that wait for locks of other mounts, by a number of their own. If the request is for a read,
+    /// the front end has none of its pages. If it is for a write, its page has bytes of a program of this mount that
+    /// are on their way to the target.
     pub(crate) waiting: BTreeMap<u64, ByteRange>,
-    /// Number of writes among these.
+    /// How many of these requests are writes.
     pub(crate) writes: usize,
     /// The last number that was given to a lock that is being returned or to a request that waits.
     numbered: u64,
@@ -72,7 +73,7 @@ impl Taking {
         self.is_clear = false;
     }
 
-    /// Whether nothing is left to be dropped but pages of requests that wait.
+    /// Returns whether nothing is left to be dropped but pages of requests that wait.
     pub(crate) fn has_nothing_left(&self) -> bool {
         self.again.is_empty() && self.free == self.writes
     }

@@ -1,10 +1,11 @@
 //! Counters that let cache hits run without the range lock.
 //!
-//! `idle`: if it is set, no request holds any bytes, so a write within one cache unit needs no lock. `stamp`: if it is
-//! unchanged, no request held bytes exclusively in between. `unguarded`: if it is unchanged, no write without the lock
-//! happened in between either, so a read over several units saw one state. Every cached write within a unit increments
-//! `unguarded`. So `unguarded` has a cache line of its own, and reads of one unit do not lose the line of the other
-//! counters. Tests under `loom` try all interleavings (`cargo test -p amphi-client --features loom --lib marks`).
+//! `idle`: if it is set, no request holds any bytes, so a write within one cache unit needs no lock. `stamp`: if it has
+//! not changed, no request held bytes exclusively in between. `unguarded`: if it has not changed, no write without the
+//! lock happened in between either, so a read over several units saw one state. Every cached write within a unit
+//! increments `unguarded`. So `unguarded` has a cache line of its own, and reads of one unit do not lose the line of
+//! the other counters. Tests under `loom` try all interleavings (`cargo test -p amphi-client --features loom --lib
+//! marks`).
 
 use super::Hold;
 #[cfg(feature = "loom")]
@@ -43,7 +44,7 @@ impl Marks {
         self.holders.fetch_sub(1, SeqCst);
     }
 
-    /// Whether nobody holds anything.
+    /// Returns whether nobody holds anything.
     pub(super) fn idle(&self) -> bool {
         self.holders.load(SeqCst) == 0
     }
@@ -133,7 +134,7 @@ mod tests {
         model(two, &[[0, 0], [1, 0], [1, 1]], true);
     }
 
-    /// Goal: the tests above can fail. Method: a read that does not compare the counters again.
+    /// Goal: the tests above can fail. Method: a read that does not compare the counters a second time.
     #[test]
     #[should_panic(expected = "half of a write")]
     fn a_read_that_does_not_look_again_is_found() {

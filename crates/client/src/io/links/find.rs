@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Where the master is.
+/// The result of a search for the master.
 pub(super) struct Found {
     /// The addresses of the master.
     pub(super) addrs: Vec<String>,
@@ -18,8 +18,8 @@ pub(super) struct Found {
     pub(super) map: Option<ClusterMap>,
 }
 
-/// Whether an address that a server reports about itself can lead to it. An address that means all addresses of its
-/// machine cannot.
+/// Returns whether an address that a server reports about itself can lead to it. An address that means all addresses of
+/// its machine cannot.
 pub(super) fn leads_here(addr: &str) -> bool {
     let unspecified = |host: &str| host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
     !matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if unspecified(&host))
@@ -35,8 +35,8 @@ impl<E: Env> LinkEvents<E> for Deaf {
     }
 }
 
-/// Sends a request to the servers at the configured addresses in turn until one answers, as often as the time for
-/// connecting permits.
+/// Sends a request to the servers at the configured addresses in turn until one answers, for as many attempts as the
+/// time for connecting permits.
 ///
 /// Errors: one line with the fault of each address.
 pub(super) async fn master<E: Env>(env: &E, config: &LinkConfig) -> io::Result<Found> {
@@ -58,7 +58,7 @@ pub(super) async fn master<E: Env>(env: &E, config: &LinkConfig) -> io::Result<F
     }
 }
 
-/// Several errors as one.
+/// Combines several errors into one.
 fn all(mut errors: Vec<io::Error>) -> io::Error {
     match errors.len() {
         0 => io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to"),

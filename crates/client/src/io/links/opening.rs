@@ -1,7 +1,7 @@
 //! `Seat`: a server of the map with the connection to it, opened when it is first needed.
 //!
 //! Invariant: at most one task opens the connection of a server. It continues until the connection exists, the server
-//! has left the map, or the mount ends. After `Timeouts::give_up`, calls fail meanwhile.
+//! has left the map, or the mount ends. After `Timeouts::give_up`, calls fail while the task continues.
 
 use super::Links;
 use super::find::leads_here;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How far the connection to a server is.
+/// The state of the connection to a server.
 pub(super) enum Stage<E: Env> {
     /// Nobody has needed the connection yet.
     Closed,
@@ -37,11 +37,11 @@ pub(crate) struct Seat<E: Env> {
     stage: RefCell<Stage<E>>,
     /// Further connections to the server, each of which has targets of its own.
     pub(super) parts: RefCell<Vec<Rc<Seat<E>>>>,
-    /// For a further connection, the targets that use it.
+    /// For a further connection: the targets that use it.
     own: Option<Vec<TargetId>>,
     /// The server is no longer in the map, or the mount ends.
     gone: Cell<bool>,
-    /// There was a connection, and it has broken.
+    /// The connection existed, and has broken.
     broken: Cell<bool>,
     changed: Signal,
     lease: Arc<Lease>,
@@ -69,7 +69,7 @@ impl<E: Env> Seat<E> {
         Seat { own: Some(own), ..Seat::new(&self.info.borrow()) }
     }
 
-    /// Whether this is a further connection to a server.
+    /// Returns whether this is a further connection to a server.
     pub(super) fn is_part(&self) -> bool {
         self.own.is_some()
     }
@@ -118,7 +118,7 @@ impl<E: Env> Seat<E> {
         self.broken.set(broken);
     }
 
-    /// Whether the server is wanted and cannot be reached at the moment.
+    /// Returns whether the server is wanted and cannot be reached at the moment.
     pub(super) fn is_unreachable(&self) -> bool {
         match &*self.stage.borrow() {
             Stage::Closed => false,
@@ -168,7 +168,7 @@ impl<E: Env> Links<E> {
         seat.link().filter(|_| !seat.gone.get()).ok_or(Errno::Io)
     }
 
-    /// As `link_of`, however long that takes.
+    /// Works as `link_of`, but waits as long as necessary.
     pub(super) async fn link_at_last(self: &Rc<Self>, seat: &Rc<Seat<E>>) -> Result<Rc<Link<E>>, Errno> {
         self.reach(seat);
         seat.changed.until(|| seat.gone.get() || matches!(*seat.stage.borrow(), Stage::Open(_))).await;

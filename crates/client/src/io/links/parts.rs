@@ -3,9 +3,9 @@
 //! Owns: opening the connections beside the first one, and which targets use which connection. Does not own: the choice
 //! of the worker that serves a connection (`Welcome::links` says how many connections are useful).
 //!
-//! A further connection is a `Seat` of its own with targets of its own, as if it led to another server. Everything that
-//! is true of servers other than the master is true of it (`links`). Its lease, its breaks and its recovery concern
-//! only its targets.
+//! A further connection is a `Seat` of its own with its own targets, as if it led to another server. Everything that is
+//! true of servers other than the master is true of it (`links`). The lease, the breaks and the recovery of a further
+//! connection concern only its targets.
 //!
 //! Invariants: a target uses the same connection from its first request to the end of the mount, so its requests keep
 //! their order. Targets are assigned to a further connection in one step, before any request was sent on it, while the
@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 
 impl<E: Env> Links<E> {
-    /// How many connections a server is told that this mount would open.
+    /// The number of connections that this mount would open, which it reports to a server.
     pub(super) fn numbered(&self) -> Numbered {
         let links = if self.local { 1 } else { self.mount.host.links_max.max(1) };
         Numbered { link: 0, links }

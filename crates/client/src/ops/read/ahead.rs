@@ -1,7 +1,7 @@
 //! The choice of the bytes fetched ahead of a read.
 //!
-//! Owns: asking the streams of the open file and of the file (`prefetch`), and setting fetches on their way. Does not
-//! own: what is fetched and how (`read`).
+//! Owns: requests to the streams of the open file and of the file (`prefetch`), and starting the fetches. Does not own:
+//! what is fetched and how (`read`).
 
 use super::{fetch, is_wanted_elsewhere, pieces};
 use crate::inode::OpenFile;
@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Requests of the present size that a stream is read ahead of (docs/LESSONS.md).
 const AHEAD_REQUESTS: u64 = 10;
 
-/// How far a stream that has come to `range` is read ahead. It is not read ahead if its program reads at random. It is
-/// not read ahead either if its requests are direct, because hits of prefetched bytes would keep it in the cache
-/// without a decision.
+/// Returns how far a stream that has come to `range` is read ahead. It is not read ahead if its program reads at
+/// random. It is not read ahead either if its requests are direct, because hits of prefetched bytes would keep it in
+/// the cache without a decision.
 fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
     if mount.passes_cache_by(open, Way::Read, range.len()) || open.file.hints.read_advice() == ReadAdvice::Random {
         return Limits { window_max: 0, requests: 0 };
@@ -37,8 +37,8 @@ pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: 
     next_ahead(mount, open, &mut state, range, size, limits)
 }
 
-/// The bytes to fetch ahead of a read. They follow in its own stream, or in the sequence that several open files read
-/// together.
+/// The bytes to fetch ahead of a read. These bytes follow in the read's own stream, or in the sequence that several
+/// open files read together.
 fn next_ahead(
     mount: &Mount,
     open: &OpenFile,
@@ -80,7 +80,7 @@ pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, 
     }
 }
 
-/// Fetches, in the background, what is neither cached nor under way.
+/// Fetches, in the background, the bytes of the range that are neither cached nor being fetched.
 pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
     let file = &open.file;
     if !file.group.admits(open.member()) {
@@ -109,7 +109,8 @@ pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
     }
 }
 
-/// A program needs the range soon. It is fetched, as far as one stream may be read ahead. Not past the cache.
+/// A program needs the range soon. The range is fetched, as far as one stream may be read ahead. It is not fetched if
+/// reads of the file bypass the cache.
 pub(crate) fn will_need(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     let range = ByteRange::at(range.start, range.len().min(mount.window_max())).intersect(&range);
     if !range.is_empty() && !mount.passes_cache_by(open, Way::Read, 1) {

@@ -4,7 +4,7 @@
 //! reads that the mount did not see. Does not own: the memory (`amphi_shm`), when its content becomes invalid
 //! (`inode::exported`), which programs get the memory (the front end).
 //!
-//! After a read that came as a system call, a unit is copied into the export if a cache hit on it would be served now
+//! After a read that was a system call, a unit is copied into the export if a cache hit on it would be possible now
 //! (`Hit`). For a stream, more and more units are copied ahead, up to 1 MiB, so that it makes one system call for each
 //! MiB. For random reads the unit is copied when it is read a second time, since copying 64 KiB (5 us) for one read of
 //! 4 KiB does not pay.
@@ -21,9 +21,9 @@ use amphi_types::{ByteRange, Ino};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Most units that are shown ahead of a stream.
+/// Most units that are copied into the export ahead of a stream.
 const AHEAD_MAX: u64 = 16;
-/// Files of at most this many units are shown as a whole as soon as they are read.
+/// Files of at most this many units are copied into the export as a whole as soon as they are read.
 const SMALL_UNITS: u64 = 4;
 /// How long programs may read from the export without a renewal by the mount. If a mount was killed, its export can be
 /// used at most for this time.
@@ -40,8 +40,8 @@ pub(crate) fn lease_end_ns(mount: &Mount) -> u64 {
     if sharing.is_alone() { end } else { end.min(sharing.leases.all_until_ns.load(Relaxed)) }
 }
 
-/// The export of the file, which `make` makes for a length if there is none or it is too short. `None` if reads of this
-/// open file are not to be served from one.
+/// The export of the file, which `make` makes for a length if there is none or it is too short. Returns `None` if reads
+/// of this open file must not be served from an export.
 pub(crate) fn export(
     mount: &Mount,
     open: &OpenFile,
@@ -100,7 +100,7 @@ pub(crate) fn show(mount: &Arc<Mount>, open: &OpenFile, offset: u64, len: u64) {
     shared.read_to.store(end, Relaxed);
     let at_once = goes_on || size <= SMALL_UNITS * UNIT;
     let (first, behind) = (offset / UNIT, end.div_ceil(UNIT).max(offset / UNIT + 1) + ahead);
-    // A read of more than the export holds would push out what it has just shown.
+    // A read of more bytes than the export has room for would evict the bytes that it has just copied there.
     let behind = behind.min(first + export.slots() as u64).min(size.div_ceil(UNIT).max(1));
     let mut shown_to = end;
     for unit in first..behind {
@@ -132,10 +132,10 @@ fn access(mount: &Mount, open: &OpenFile, export: &Export) {
     }
 }
 
-/// Shows the valid bytes of a unit that are around `near`, and where the file ends. Returns what is shown.
+/// Shows the valid bytes of a unit that are around `near`, and where the file ends. Returns the range that was copied.
 fn show_unit(mount: &Arc<Mount>, open: &OpenFile, export: &Export, unit: u64, near: ByteRange) -> Option<ByteRange> {
     let file = &open.file;
-    // This comes before anything is looked up: events from now on invalidate what is copied here.
+    // This is done before anything is looked up, so that later events invalidate the bytes that are copied here.
     let ticket = export.ticket();
     let alone = mount.coherence.sharing.is_alone();
     let hit = Hit::begin(mount, open, unit * UNIT, UNIT_BYTES, Hints::default())?;
@@ -158,8 +158,8 @@ fn show_unit(mount: &Arc<Mount>, open: &OpenFile, export: &Export, unit: u64, ne
     shown
 }
 
-/// Whether programs may have stored to pages of the file that the kernel has. Their reads then have to come from these
-/// pages.
+/// Returns whether programs may have stored to pages of the file that the kernel has. If so, reads by these programs
+/// have to come from the kernel's pages.
 fn has_stores(file: &Inode) -> bool {
     (file.pages.any() || file.pages.is_taking()) && file.has_writers()
 }

@@ -30,7 +30,7 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Bytes read at once beyond the end that is known: a caller that requests everything must not lock everything.
+/// Bytes that are read at once beyond the known end: a caller that requests everything must not lock everything.
 const BEYOND_MAX: u64 = 64 << 20;
 
 /// `None`: a group of this mount has requested the file meanwhile.
@@ -164,8 +164,8 @@ struct Got {
     fetch: Fetch,
 }
 
-/// Reads under locks on the whole range. Cached bytes are used. The others come from the targets, and enter the cache
-/// if `mode` says so.
+/// Reads under locks on the whole range. Cached bytes are used. The other bytes come from the targets, and enter the
+/// cache if `mode` says so.
 async fn under_locks(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Option<Segments>> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     let extent = mount.extent(open, mode);
@@ -195,7 +195,7 @@ async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -
     direct_gaps(mount, file, range, buf, &gaps, Under::Lock).await
 }
 
-/// As `under_locks`, with locks that the caller answers for on all of `pages`. All of it, or an error.
+/// Works as `under_locks`, but the caller guarantees the locks on all of `pages`. All of it, or an error.
 pub(crate) async fn unlocked(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -206,7 +206,7 @@ pub(crate) async fn unlocked(
     unless_damaged(mount, file, asked, pages, mode).await?.ok_or(Errno::Io)
 }
 
-/// As `unlocked`, or `None` if a target has answered that it cannot serve a page of the range.
+/// Works as `unlocked`, or `None` if a target has answered that it cannot serve a page of the range.
 async fn unless_damaged(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -257,7 +257,7 @@ async fn unless_damaged(
     for (piece, _) in &got {
         if mode == Mode::Buffered {
             match piece.fetch.put(piece.range.intersect(&inside), &piece.bytes) {
-                // The cache has no space: this read bypasses it.
+                // The cache has no space, so this read bypasses it.
                 Ok(()) | Err(Errno::NoSpace) => {}
                 Err(e) => return Err(e),
             }

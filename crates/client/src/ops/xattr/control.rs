@@ -26,11 +26,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// The prefix of the names of the servers' tunables.
 const SERVER: &str = "server.";
-/// With the number of the first byte that is wanted of the status that was shown to this process last.
+/// Followed by the offset of the first requested byte in the status that this process read last.
 const STATUS_FROM: &str = "status.from.";
-/// With the last job of the print before.
+/// Followed by the last job of the previous part.
 const JOBS_AFTER: &str = "jobs.after.";
-/// With the hexadecimal number of a server.
+/// Followed by the hexadecimal number of a server.
 const COUNTERS_OF: &str = "counters.server.";
 /// Processes that may read a long status at the same time.
 const SHOWN_MAX: usize = 8;
@@ -58,7 +58,7 @@ fn rows_of(answer: Result<Reply>) -> Result<Rows> {
     }
 }
 
-/// The servers' tunables that match, after setting them if there is a value, as the master has them.
+/// The servers' tunables that match, as the master has them; if there is a value, they are set first.
 async fn server_tunables(mount: &Mount, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Rows> {
     let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
     // The master passes the request on to the other servers.
@@ -92,13 +92,13 @@ async fn server_lines(mount: &Mount, ctx: &Ctx, pattern: &str) -> Result<String>
     Ok(text)
 }
 
-/// Whether a pattern can mean the servers' tunables.
+/// Returns whether a pattern can mean the servers' tunables.
 fn means_server(pattern: &str) -> bool {
     let literal = pattern.split(['*', '?']).next().unwrap_or_default();
     literal.starts_with(SERVER) || SERVER.starts_with(literal)
 }
 
-/// Whether there is a control attribute of this name to read.
+/// Returns whether there is a control attribute of this name to read.
 fn is_known(name: &str) -> bool {
     matches!(name, "stats" | "stats.json" | "jobs" | "hot" | "error" | "pid" | "status")
         || matches!(name, "counters.server" | "tunables")
@@ -174,8 +174,8 @@ pub(super) async fn set(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8], text: &str) 
             let (pattern, value) = text
                 .split_once('=')
                 .ok_or_else(|| mount.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
-            // Before anything is changed, the value is checked here; then the tunables of servers, which may be
-            // unreachable, are set first.
+            // First the value is checked here, before anything is changed. Then the tunables of servers are set first,
+            // because servers may be unreachable.
             let near = Tunables::check(pattern, value).map_err(|text| mount.complain(text))?;
             let far = if means_server(pattern) {
                 server_tunables(mount, ctx, pattern, Some(value)).await.inspect_err(|e| {
@@ -234,7 +234,7 @@ async fn server_counters(mount: &Mount, ctx: &Ctx) -> Result<BTreeMap<String, u6
     failure.map(|()| sums)
 }
 
-/// The status that the caller read last, from byte `from` on, as much as fits into an attribute.
+/// The part of the status that the caller read last, from byte `from` on, as much as fits into an attribute.
 fn status_part(mount: &Mount, ctx: &Ctx, from: usize) -> Vec<u8> {
     let shown = mount.panel.shown_status.lock();
     let text = shown.iter().find(|(pid, _)| *pid == ctx.pid).map_or(&[][..], |(_, text)| text);

@@ -2,9 +2,9 @@
 //! for each object) and `user.amphi.extents.STRIPE.OFFSET` (JSON, the extents of one object from a byte of the file on,
 //! 1,000 at most); `user.amphi.unstable` (JSON, acknowledged bytes that are not stable, by where they are).
 //!
-//! Owns: the requests to the targets, and the text. Does not own: how it is shown (`amphi layout get`, `amphi stats
-//! FILE`). Before extents are shown, this mount writes back its dirty bytes. Concurrent changes by other mounts may be
-//! shown or not. The file has to be open on this mount. Bytes that other mounts have not written back are not included.
+//! Owns: the requests to the targets, and the text. Does not own: the output (`amphi layout get`, `amphi stats FILE`).
+//! Before extents are shown, this mount writes back its dirty bytes. Concurrent changes by other mounts may be shown or
+//! not. The file has to be open on this mount. Bytes that other mounts have not written back are not included.
 
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
@@ -71,12 +71,12 @@ pub(super) async fn get(mount: &Arc<Mount>, view: &InodeView, of: Option<&str>) 
     Ok(text.into_bytes())
 }
 
-/// Bytes of a file that were acknowledged and would not survive a loss of power yet.
+/// Acknowledged bytes of a file that would not survive a loss of power yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnstableBytes {
     /// Bytes in this mount's cache, or on the way from the cache to the servers.
     pub(super) dirty: u64,
-    /// Memory of direct writes of this mount that have returned and are on their way.
+    /// Bytes of direct writes of this mount that have returned and are still being sent.
     pub(super) sending: u64,
     /// Bytes in the memory of the servers, written by any mount.
     pub(super) accepted: u64,
@@ -85,8 +85,8 @@ pub(super) struct UnstableBytes {
 }
 
 impl UnstableBytes {
-    /// The counts of a file, as far as its targets report them. They report them to mounts that have the file open. If
-    /// a file has more than `OBJECTS_MAX` objects, only that many are asked.
+    /// The counts of a file, as far as its targets report them. Targets report them to mounts that have the file open.
+    /// If a file has more than `OBJECTS_MAX` objects, only that many are asked.
     pub(super) async fn of(mount: &Arc<Mount>, view: &InodeView) -> Result<UnstableBytes> {
         let known = mount.files.get(view.attr.ino);
         let here =

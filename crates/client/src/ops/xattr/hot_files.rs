@@ -4,7 +4,7 @@
 //! does not keep.
 //!
 //! Bounds: a look visits at most `LOOKED_MAX` files that are open or have bytes to write back, and shows `SHOWN_MAX`.
-//! With more open files than that each look begins at another part of the table.
+//! If more files are open, each look begins at another part of the table.
 
 use crate::inode::Inode;
 use crate::mount::Mount;

@@ -1,5 +1,5 @@
-//! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
-//! for mounts that go with them.
+//! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The module also has the
+//! words of the settings for mounts that belong to layouts.
 
 use amphi_types::{Consistency, DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, Subdirectories, setting};
 
@@ -45,7 +45,7 @@ pub(crate) fn checksums_of(text: &str) -> Option<DataChecksums> {
     [DataChecksums::Auto, DataChecksums::On, DataChecksums::Off].into_iter().find(|c| checksums_text(*c) == text)
 }
 
-/// The word for when other mounts see what is written.
+/// The word that says when other mounts see written data.
 pub(crate) fn consistency_text(asked: Consistency) -> &'static str {
     match asked {
         Consistency::Posix => "posix",
@@ -53,7 +53,7 @@ pub(crate) fn consistency_text(asked: Consistency) -> &'static str {
     }
 }
 
-/// Reads when other mounts see what is written.
+/// Reads the setting that says when other mounts see written data.
 pub(crate) fn consistency_of(text: &str) -> Option<Consistency> {
     [Consistency::Posix, Consistency::Commit].into_iter().find(|c| consistency_text(*c) == text)
 }
@@ -71,7 +71,7 @@ pub(crate) fn subdirectories_of(text: &str) -> Option<Subdirectories> {
     [Subdirectories::Plain, Subdirectories::Sharded].into_iter().find(|s| subdirectories_text(*s) == text)
 }
 
-/// A layout as people read it.
+/// A layout in the form in which users write it.
 pub(crate) fn text(layout: &Layout) -> String {
     let size = setting::size(u64::from(layout.stripe_size));
     match layout.pattern {
@@ -120,7 +120,7 @@ pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
     Ok(layout)
 }
 
-/// Where the shards of a directory lie: `none`, or the numbers of their targets, with commas between them.
+/// The shards of a directory: `none`, or the numbers of their targets, separated by commas.
 pub(super) fn shards_text(shards: &[Ino]) -> String {
     if shards.is_empty() {
         return "none".into();
@@ -129,7 +129,7 @@ pub(super) fn shards_text(shards: &[Ino]) -> String {
     targets.join(",")
 }
 
-/// How many shards a directory is to get; 0: one for each target. An error says what is wrong.
+/// Returns how many shards a directory is to get; 0: one for each target. The error says what is wrong.
 pub(super) fn shards_of(text: &str) -> Result<u16, String> {
     if text == "all" {
         return Ok(0);

@@ -22,7 +22,7 @@ const TEXT_MAX: usize = 60_000;
 const QUOTA: &str = "quota";
 const PROJECT: &str = "project";
 
-/// Whether an attribute of this name belongs here.
+/// Returns whether an attribute of this name belongs to this module.
 pub(super) fn is_own(name: &[u8]) -> bool {
     name == PROJECT.as_bytes() || name == QUOTA.as_bytes() || name.starts_with(b"quota.")
 }
@@ -91,7 +91,7 @@ pub(super) async fn get(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, name: &[u8]) ->
     Ok(text.into_bytes())
 }
 
-/// The project of an inode, 0: none.
+/// The project of an inode; 0 means none.
 pub(crate) async fn charged_project(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<u32> {
     match mount.call(ino.target(), &ctx.cred, Request::Charged { ino }).await? {
         Reply::Owner(owner) => Ok(owner.project),
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use amphi_types::Amount;
 
-    /// Goal: words change only what they name, and errors are explained. Method: a table.
+    /// Goal: words change only the settings that they name, and errors are explained. Method: a table.
     #[test]
     fn words_make_limits() {
         let before = Limits { hard: Amount { blocks: 5, inodes: 6 }, soft: Amount::default(), grace_s: 9 };

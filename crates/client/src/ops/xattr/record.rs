@@ -12,7 +12,7 @@ use amphi_types::{Errno, Result};
 /// The name of a block of a recording continues with the number of the recording and that of the block.
 const BLOCK: &str = "record.";
 
-/// Whether this is the name of a block.
+/// Returns whether this is the name of a block.
 pub(super) fn is_block(name: &[u8]) -> bool {
     name.starts_with(BLOCK.as_bytes())
 }

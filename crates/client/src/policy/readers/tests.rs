@@ -58,11 +58,11 @@ impl Open {
 struct Model {
     readers: Readers,
     cost: f64,
-    /// By the best choice each time.
+    /// The cost if the best choice is made each time.
     best: f64,
-    /// By the kernel each time.
+    /// The cost if the kernel serves the reads each time.
     kernel: f64,
-    /// Small pieces that the mount served although nothing forced it to.
+    /// How often the mount served small pieces although no rule forced it to.
     wrong: u32,
     /// The server of the last stream.
     server: Option<Server>,
@@ -121,7 +121,7 @@ enum Kind {
     Large,
     /// Large this many times in 100.
     Mixed(u64),
-    /// Large pieces and then small ones, or the other way round, each for this many opens.
+    /// Large pieces and then small ones, or in the opposite order, each for this many opens.
     Turns(u64),
 }
 
@@ -185,7 +185,7 @@ fn regret_is_bounded() {
 
 /// Goal: no sequence of opens makes the rule wrong more often than the logarithm of the opens. Method: an adversary
 /// reads in small pieces whenever the mount serves a file by its own choice, and in large ones otherwise, each time
-/// with another file and directory. It runs with forced opens that show large pieces, and without.
+/// with another file and directory. The test runs with and without forced opens that show large pieces.
 #[test]
 fn an_adversary_gains_little() {
     for forced in [false, true] {
@@ -254,8 +254,8 @@ fn small_pieces_speak_louder() {
     }
 }
 
-/// Goal: few and short reads show nothing, and a single large one does. The amount of knowledge is bounded. Method:
-/// examples, and more readers than the tables can remember.
+/// Goal: few and short reads show nothing about a habit, and a single large one does. The amount of knowledge is
+/// bounded. Method: examples, and more readers than the tables can remember.
 #[test]
 fn what_reads_say() {
     let pieces = |requests, bytes| Reads { requests, bytes }.pieces(LARGE);

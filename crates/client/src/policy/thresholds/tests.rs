@@ -64,7 +64,8 @@ struct Program {
     way: Way,
     is_reused: bool,
     now_ns: u64,
-    /// How long its requests took by the way that they went, and would have taken by the default and by the better way.
+    /// The time of the requests in the way in which they were served, and the time that they would have taken by the
+    /// default and by the better way.
     took_ns: [f64; 3],
 }
 
@@ -102,7 +103,7 @@ impl Program {
 }
 
 /// Goal: if costs are steady, the better way is found within 10 s of I/O. From then on little time is lost compared
-/// with the better way, and until then little compared with the default. Method: 500 random machines, with requests of
+/// with the better way, and before that little compared with the default. Method: 500 random machines, with requests of
 /// one size or of several, noise of 30 % from stretch to stretch, and a crossing near the default or far from it.
 #[test]
 fn steady_worlds_are_learnt() {
@@ -149,7 +150,8 @@ fn steady_worlds_are_learnt() {
 }
 
 /// Goal: however the rates of the ways change, trials cost no more than they may. Method: 500 random machines that
-/// change at random times. On further ones the tried way is always the slow one, or whichever way is used becomes slow.
+/// change at random times. In further workloads the tried way is always the slow one, or whichever way is used becomes
+/// slow.
 #[test]
 fn trials_cost_little_in_any_world() {
     for seed in 0..500 {

@@ -25,8 +25,8 @@ const SMALL_BYTES_MAX: u32 = 64 << 10;
 const UNIT: u64 = amphi_pagecache::UNIT;
 const _: () = assert!(SMALL_BYTES_MAX as u64 <= UNIT, "a small file is one unit of the cache");
 
-/// A request that is entered in the table. From now on the files that it requests count as under way. When it is
-/// dropped, they no longer do.
+/// A request that is entered in the table. From now on the files that it requests count as being fetched. When the
+/// value is dropped, they no longer do.
 pub(super) struct Batch {
     mount: Arc<Mount>,
     id: u64,
@@ -34,7 +34,7 @@ pub(super) struct Batch {
     parts: Vec<ReadPart>,
 }
 
-/// Records requests for those files of `plan` that are not cached. The caller notes how busy the table is.
+/// Records requests for those files of `plan` that are not cached. The caller reports how busy the table is.
 pub(super) fn begin(
     mount: &Arc<Mount>,
     state: &mut State,
@@ -45,7 +45,7 @@ pub(super) fn begin(
     let mut parts = Vec::new();
     for (name, ino) in plan {
         let at_hand = ino == opening || state.ready.contains_key(&ino) || state.is_asked(ino);
-        // Other targets would need a message each.
+        // Each other target would need its own message.
         if at_hand || ino.target() != dir.target() || parts.len() >= BATCH_PARTS_MAX {
             continue;
         }
@@ -156,8 +156,8 @@ fn accept(
     let (file, fill) = mount.files.open_ahead(found.inode, READ, told.asked_at, ByteRange::new(0, size));
     let closer: Weak<Mount> = Arc::downgrade(mount);
     let opened = Opened::new(closer, file.clone());
-    // In sole mode, this mount truncates a file that is not in its table without a lock. From here on it is in the
-    // table.
+    // In sole mode, this mount truncates a file that is not in its table without a lock. From here on the file is in
+    // the table.
     let bytes = bytes.filter(|_| !mount.prefetch.small_files.state.lock().is_spoiled(batch.id, batch.dir, part));
     let pin = coming.zip(found.lock).and_then(|(coming, (lock, range))| coming.granted(lock, range));
     told.keep_entry(batch.dir, &part.name, part.ino, Some(found.inode), &found.tokens);
@@ -183,7 +183,8 @@ fn put(mount: &Arc<Mount>, file: &Arc<Inode>, fill: u64, size: u64, bytes: Buf) 
         return false;
     }
     mount.stats.bytes(Count::Fill, size);
-    // A unit that keeps the buffer in which it arrived would also keep the memory of the other files in it.
+    // A unit that kept the buffer in which its bytes arrived would also keep the memory of the other files in that
+    // buffer.
     let own = if bytes.len() as u64 >= UNIT { bytes.len() as u64 } else { 0 };
     let bytes = if own > 0 { Buf::copy_of(&bytes) } else { bytes };
     let true_still = |part| file.fills.is_true(fill, part);

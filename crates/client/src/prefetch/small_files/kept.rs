@@ -12,9 +12,9 @@
 //!   server opened the file, and only if this mount has sent no change of the inode since that request. In shared mode
 //!   it is given, while the attributes token is held, to any caller that may read the file by the attributes under that
 //!   token.
-//! * **Names.** If a file loses its last name by a call of this mount, it is closed when the answer says so. If it does
-//!   by a call of another mount, it is closed when the attributes token is revoked. Without that token, or after a
-//!   switch of mode, no open is kept.
+//! * **Names.** If a file loses its last name by a call of this mount, its kept open is closed when the answer says so.
+//!   If it does by a call of another mount, it is closed when the attributes token is revoked. Without that token, or
+//!   after a switch of mode, no open is kept.
 //! * An open with an access time to report is not kept: the time is sent with the close.
 //!
 //! Bound: `KEPT_MAX` files, each for `KEPT_NS`. The server counts them as opens of this mount.
@@ -34,14 +34,14 @@ use std::sync::atomic::Ordering::SeqCst;
 /// How long an open is kept.
 const KEPT_NS: u64 = 60_000_000_000;
 
-/// A question that opens a file for reading is under way.
+/// A request under way that opens a file for reading.
 pub(crate) struct Question {
     mount: Arc<Mount>,
     ino: Ino,
     opener: Option<Opener>,
 }
 
-/// To be called before a file is opened by a question to the server.
+/// It has to be called before a request to the server opens a file.
 pub(crate) fn asks(mount: &Arc<Mount>, cred: &Cred, ino: Ino, flags: OpenFlags) -> Option<Question> {
     if !super::is_on(mount) || !super::takes_over(flags) {
         return None;
@@ -72,7 +72,7 @@ impl Drop for Question {
     }
 }
 
-/// Called when a file is closed. Whether its open is kept: then it is not to be closed.
+/// Called when a file is closed. Returns whether its open is kept: then it is not to be closed.
 pub(crate) fn keep(mount: &Arc<Mount>, open: &OpenFile) -> bool {
     let file = &open.file;
     if !super::takes_over(open.flags) || open.member() != 0 {
@@ -135,7 +135,7 @@ pub(super) fn ended(mount: &Mount, kept: &mut KeptOpens) -> Vec<Kept> {
     kept.take_out(|ino, one| !on || one.opener.rule != rule || one.until_ns <= now_ns || !certain(ino))
 }
 
-/// How many are kept.
+/// Returns how many are kept.
 #[cfg(test)]
 pub(crate) fn count(mount: &Mount) -> usize {
     mount.prefetch.small_files.state.lock().kept.len()

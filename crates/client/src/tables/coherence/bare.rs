@@ -2,14 +2,14 @@
 //!
 //! Programs request attributes of every file that they show or copy (`ls -l` requests `security.selinux`), and most
 //! files have none. In shared mode an inode's token says so (`tokens`). In sole mode only this mount sets attributes,
-//! so the content of an answer stays true until this mount sets one.
+//! so an answer stays true until this mount sets an attribute.
 //!
-//! Owns: which inodes were shown to have no attributes, and which calls under way set one. Does not own: requests
-//! (`coherence::bare`) and the caching mode (`sharing`).
+//! Owns: which inodes were shown to have no attributes, and which calls under way are setting one. Does not own:
+//! requests (`coherence::bare`) and the caching mode (`sharing`).
 //!
 //! Invariants: an inode is recorded only if request and answer fell into the same time of sole mode, and no call that
-//! sets an attribute began or ended between them. Before such a call is sent, its inode is forgotten. If its answer is
-//! lost, the server may still carry it out, so nothing is recorded for `OPEN_END_NS`.
+//! sets an attribute began or ended between them. Before such a call is sent, its inode is removed from the record. If
+//! its answer is lost, the server may still carry it out, so nothing is recorded for `OPEN_END_NS`.
 //!
 //! Bound: `INODES_MAX` inodes in each of two generations, about 30 bytes each.
 

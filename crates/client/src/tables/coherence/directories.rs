@@ -11,8 +11,8 @@
 //! Invariants: in sole mode only this mount changes a directory. So attributes that are right after its last change
 //! stay right until its next one.
 //!
-//! * Attributes are kept only if request and answer fell into the same time of sole mode. Those of a lookup or listing
-//!   are kept only if no change of any directory began or ended between the two.
+//! * Attributes are kept only if request and answer fell into the same time of sole mode. Attributes from a lookup or
+//!   listing are kept only if no change of any directory began or ended between the two.
 //! * Nothing is shown while a change of that directory is under way, because a program may already have seen the effect
 //!   of the change.
 //! * Of overlapping changes the one with the highest place in the target's log was the last. If one of the overlapping
@@ -37,7 +37,7 @@ const DIRECTORIES_MAX: usize = 4096;
 #[derive(Default)]
 struct Entry {
     under_way: usize,
-    /// The answer to one of the changes under way brought no attributes, or another event came in between.
+    /// The answer to one of the changes under way had no attributes, or another event happened in between.
     spoiled: bool,
     /// The attributes that the latest of them brought, with its place in the target's log.
     last: Option<(u64, Attr)>,
@@ -111,7 +111,8 @@ impl State {
         self.begin(dir);
     }
 
-    /// Called when a removal of a directory from `dir` has ended. `removed` is that directory, if the answer names it.
+    /// Called when a removal of a directory from `dir` has ended. `removed` is the removed directory, if the answer
+    /// names it.
     pub(crate) fn ended_removal(&mut self, dir: Ino, rule: u64, after: Option<(u64, Attr)>, removed: Option<Ino>) {
         self.removals -= 1;
         match removed {
@@ -207,11 +208,12 @@ mod tests {
         Wide,
         /// The removal of the second directory from the first one.
         Removal,
-        /// Not a change but a request for attributes: for which directory, and after how many events it was sent.
+        /// This is not a change, but a request for the attributes of this directory, with the number of events before
+        /// it was sent.
         Question(usize, u64),
     }
 
-    /// A change or request under way. Once it is applied, it also contains what its answer will bring.
+    /// A change or request under way. Once it is applied, it also contains the content of its answer.
     type UnderWay = (What, Option<Option<(u64, Attr)>>);
 
     struct Random(u64);
@@ -244,9 +246,10 @@ mod tests {
     }
 
     /// Goal: the record always shows the state after the last change, whatever the order of the answers, and shows
-    /// nothing while the state may be different. Without overlaps it always shows something. Method: random changes of
-    /// two directories and requests for their attributes, each applied between request and answer, some wide, some
-    /// removals, some whose answers bring nothing, compared with the directories themselves.
+    /// nothing while the state may be different. If no changes overlap, the record always shows the state. Method:
+    /// random changes of two directories and requests for their attributes, each applied at some moment between request
+    /// and answer. Some concern all directories, some are removals, and some have answers without attributes. The
+    /// record is compared with the directories themselves.
     #[test]
     fn the_last_change_wins() {
         let (mut shown, mut overtaken, mut kept) = (0, 0, 0);

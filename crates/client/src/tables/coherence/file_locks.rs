@@ -1,8 +1,8 @@
-//! `FileLockTable`: which file locks (`flock`, `fcntl`) this mount's owners hold, and whose turn it is.
+//! `FileLockTable`: which file locks (`flock`, `fcntl`) this mount's owners hold, and which request is sent next.
 //!
-//! Owns: the table, the turns of requests, and requests that wait for news. Does not own: requests, closes and
-//! interruptions (`coherence::file_locks`, whose head has the invariants of all of it), the rules (`dlm::FileLocks`, on
-//! the server).
+//! Owns: the table, the order of requests, and requests that wait for `FileLockNews`. Does not own: requests, closes
+//! and interruptions (`coherence::file_locks`, whose head has the invariants of all of it), the rules
+//! (`dlm::FileLocks`, on the server).
 //!
 //! Invariant: one request at a time is under way for an owner and a file ([`Turn`]), so the table changes in the order
 //! of the server.
@@ -33,8 +33,8 @@ pub(crate) type Key = (Ino, FileLockOwner);
 #[derive(Default)]
 pub(crate) struct OwnerState {
     pub(crate) held: Pieces,
-    /// The part held exclusively before the request under way, which converts it to shared: if the request is refused,
-    /// that part is held exclusively again.
+    /// The part that was held exclusively before the request under way, which converts it to shared; if the request is
+    /// refused, it is held exclusively again.
     pub(crate) converted: Pieces,
     /// A request is under way.
     pub(crate) busy: bool,
@@ -52,7 +52,7 @@ impl OwnerState {
     }
 }
 
-/// A waiting request, which is woken to be sent again.
+/// A waiting request, which is woken when it has to be sent again.
 #[derive(Default)]
 pub(crate) struct Asking {
     news: AtomicBool,
@@ -70,9 +70,9 @@ pub(crate) struct State {
 #[derive(Default)]
 pub(crate) struct FileLockTable {
     pub(crate) state: Mutex<State>,
-    /// Number of entries in `owners`, to see without the lock that there are none.
+    /// Number of entries in `owners`; if it is 0, callers need not take the lock.
     known: AtomicUsize,
-    /// The front end, which reports closes under way.
+    /// The front end, which reports closes that are under way.
     pub(crate) closes: Mutex<Option<Arc<dyn Closes>>>,
     /// Number of servers' questions that wait for closes.
     pub(crate) questions: AtomicUsize,
@@ -90,8 +90,8 @@ impl FileLockTable {
         }
     }
 
-    /// Called when a connection to a server was made or lost. News may have been lost with it, so all waiting requests
-    /// are sent again.
+    /// Called when a connection to a server was made or lost. `FileLockNews` may have been lost with the connection, so
+    /// all waiting requests are sent again.
     pub(crate) fn state_changed(&self, was_down: bool, is_down: bool) {
         match (was_down, is_down) {
             (false, true) => drop(self.down.fetch_add(1, SeqCst)),
@@ -134,7 +134,7 @@ impl FileLockTable {
         result
     }
 
-    /// Whether the server may hold a lock for the owner, now or after the request under way.
+    /// Returns whether the server may hold a lock for the owner, now or after the request under way.
     pub(crate) fn is_known(&self, key: &Key) -> bool {
         self.known.load(SeqCst) > 0 && self.state.lock().owners.contains_key(key)
     }
@@ -226,7 +226,7 @@ impl Drop for Turn {
             next
         });
         if let Some(next) = next {
-            // If the receiver has gone, the turn is dropped there, which passes it on.
+            // If the receiver has gone, the turn is dropped there, which lets the next request begin.
             let _ = next.send(Turn { table: self.table.clone(), key: self.key });
         }
     }

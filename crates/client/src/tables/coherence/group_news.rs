@@ -1,6 +1,6 @@
 //! News for requests that wait for a group lock.
 //!
-//! Owns: the count of such news, and the tasks that wait for the next one. Does not own: group locks
+//! Owns: the count of these messages, and the tasks that wait for the next one. Does not own: group locks
 //! (`locks::group_lock`).
 
 use crate::inode::Signal;

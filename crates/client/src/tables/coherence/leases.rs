@@ -1,11 +1,12 @@
-//! `Leases`: when the last message from each server arrived, and so whether what it granted may be used.
+//! `Leases`: the time when the last message from each server arrived, and therefore whether the rights that it granted
+//! may be used.
 //!
 //! Owns: the time of the last message of each server. Does not own: cached data, connections, and the request to a
 //! server that was silent (`coherence::lease`).
 //!
 //! A server evicts a mount that is silent for 30 s. A mount that has received nothing from a server for `LEASE_NS` uses
 //! nothing that is cached under that server's locks and tokens, until a request of its own is answered. So this mount
-//! has stopped using its cache before other mounts continue. What other servers granted can still be used.
+//! has stopped using its cache before other mounts continue. Whatever other servers granted can still be used.
 //!
 //! The number behind `all_until_ns`: while messages arrive from all servers, one comparison decides for all of them.
 
@@ -83,14 +84,14 @@ impl Leases {
         self.by_target.read().get(usize::from(target.0)).cloned()
     }
 
-    /// Whether the last message from the server of a target is recent enough to use what the server granted.
+    /// Returns whether the last message from the server of a target is recent enough to use what the server granted.
     #[inline]
     pub(crate) fn in_touch(&self, boot_ns: u64, target: TargetId) -> bool {
         let here = || self.by_target.read().get(usize::from(target.0)).is_none_or(|lease| lease.in_touch(boot_ns));
         boot_ns < self.all_until_ns.load(Relaxed) || here()
     }
 
-    /// As `in_touch`, for the servers of a file's inode and of these bytes.
+    /// Works as `in_touch`, for the servers of a file's inode and of these bytes.
     #[inline]
     pub(crate) fn in_touch_for(&self, boot_ns: u64, file: &Inode, range: ByteRange) -> bool {
         let all = boot_ns < self.all_until_ns.load(Relaxed);
@@ -119,8 +120,8 @@ pub(crate) fn targets(file: &Inode, range: ByteRange) -> BTreeSet<TargetId> {
 mod tests {
     use super::*;
 
-    /// Goal: what a silent server granted is not used, and everything else is. After a long silence, a push does not
-    /// renew the lease, but an answer does. Method: two servers, one of which sends messages.
+    /// Goal: rights that a silent server granted are not used, and all others are. After a long silence, a push does
+    /// not renew the lease, but an answer does. Method: two servers, one of which sends messages.
     #[test]
     fn each_server_has_its_own() {
         let leases = Leases::default();

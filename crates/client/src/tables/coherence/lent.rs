@@ -7,9 +7,9 @@
 //!
 //! Invariants: attributes get a timeout only if the value that this mount caches under their token shows exactly the
 //! same attributes when the timeout is given. The record is made while the token cannot go, so a revocation of the
-//! token finds the record. Invalidating attributes waits for nothing: the kernel drops them, and takes no answer to a
-//! question from before. There is one exception: the kernel may be just learning of an inode by an answer that was
-//! given a moment ago. So the invalidation is repeated until that answer has arrived.
+//! token finds the record. Invalidating attributes waits for nothing: the kernel drops them, and ignores an answer to a
+//! request from before. There is one exception: the kernel may be just learning of the inode by an answer that the
+//! mount has given a moment before. So the invalidation is repeated until that answer has arrived.
 //!
 //! After an invalidation an inode *rests*. Linux drops the answers to requests from before the invalidation, and a
 //! `read` that has made such a request uses the earlier size. So no answer gets a timeout, and no second invalidation
@@ -18,7 +18,7 @@
 //! files that several mounts change in turns.
 //!
 //! Bound: `LENT_MAX` inodes, some 40 bytes each. Beyond that nothing gets a timeout until expired records are removed.
-//! At most this many inodes rest. Beyond that, the one with the lowest number does not rest any longer.
+//! At most this many inodes rest. If there would be more, the inode with the lowest number no longer rests.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ const LENT_MAX: usize = 131_072;
 const LATE_NS: u64 = 500_000_000;
 /// After this time an answer has reached the kernel.
 const ARRIVED_NS: u64 = 250_000_000;
-/// How often an invalidation of an unknown inode is repeated meanwhile.
+/// How often an invalidation of an unknown inode is repeated until then.
 pub(crate) const LOOK_NS: u64 = 1_000_000;
 
 /// How often expired records are removed.
@@ -70,7 +70,7 @@ pub(crate) struct Lent {
 
 impl Lent {
     /// Records that attributes get a timeout, where `left_ns` of their token's life are left. Returns the timeout; zero
-    /// for none. To be called while the token cannot be revoked.
+    /// means none. It has to be called while the token cannot be revoked.
     pub(crate) fn lend(&self, now_ns: u64, ino: Ino, left_ns: u64) -> Duration {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         let Notes { loans, rests } = &mut *self.attributes.lock();
@@ -146,8 +146,8 @@ pub(crate) struct Unknown {
 }
 
 impl Unknown {
-    /// Whether an answer that makes the inode known may still be on its way. If the inode is known now, its attributes
-    /// are dropped.
+    /// Returns whether an answer that makes the inode known may still be on its way. If the inode is known now, its
+    /// attributes are dropped.
     pub(crate) fn is_awaited(&self, now_ns: u64, forget: impl Fn(Ino) -> bool) -> bool {
         !forget(self.ino) && now_ns < self.lent_ns + ARRIVED_NS
     }
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     /// Goal: a timeout ends before its token does, its record is found once, and expired records make room for others.
-    /// Method: by hand.
+    /// Method: single calls at chosen times.
     #[test]
     fn loans_end_and_are_found_once() {
         let lent = Lent::default();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     /// Goal: attributes that were invalidated get a timeout again only after an answer without a timeout has had time
-    /// to arrive. Attributes whose timeout expired do not rest. Method: by hand.
+    /// to arrive. Attributes whose timeout expired do not rest. Method: single calls at chosen times.
     #[test]
     fn what_was_taken_back_rests() {
         let lent = Lent::default();

@@ -9,8 +9,9 @@
 //! invalidated, or its time is over. A second invalidation waits for the first one, and meanwhile the name is not
 //! cached again.
 //!
-//! Bounds: `LENT_MAX` names, about 200 bytes each. Beyond that no name is cached until expired records are removed. At
-//! most `RESTS_MAX` names rest after an invalidation. Beyond that, further ones do not rest.
+//! Bounds: `LENT_MAX` names, about 200 bytes each. If there are that many, no name is cached until expired records are
+//! removed. At most `RESTS_MAX` names rest after an invalidation. If there would be more, the further names do not
+//! rest.
 
 use crate::api::{LentName, NameShows};
 use amphi_dlm::TokenKey;
@@ -35,7 +36,7 @@ const REST_FACTOR_MAX: u32 = 64;
 /// How often expired records are removed.
 const SWEEP_NS: u64 = 1_000_000_000;
 
-/// Why a name is not cached.
+/// The reason why a name is not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotLent {
     /// The token is not held, or shows something else.
@@ -61,7 +62,7 @@ struct Loan {
 
 struct Rest {
     until_ns: u64,
-    /// Length of the rest, in multiples of the first one.
+    /// Length of the rest, in multiples of the first rest.
     factor: u32,
 }
 
@@ -107,8 +108,8 @@ pub(crate) struct LentNames {
 }
 
 impl LentNames {
-    /// Records that a name gets a timeout, where `left_ns` of its token's life are left. Returns the timeout. To be
-    /// called while the token cannot go.
+    /// Records that a name gets a timeout, where `left_ns` of its token's life are left. Returns the timeout. It has to
+    /// be called while the token cannot be lost.
     pub(crate) fn lend(&self, now_ns: u64, key: TokenKey, lent: &LentName, left_ns: u64) -> Result<Duration, NotLent> {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         if life < LIFE_MIN_NS {
@@ -138,7 +139,7 @@ impl LentNames {
         Ok(Duration::from_nanos(life))
     }
 
-    /// Whether the front end caches the name with this result.
+    /// Or this name is just being invalidated.
     pub(crate) fn is_lent(&self, now_ns: u64, key: TokenKey, name: &[u8], shows: NameShows) -> bool {
         if !self.is_any_noted() {
             return false;
@@ -150,7 +151,7 @@ impl LentNames {
     }
 
     /// The names of these keys that have to be invalidated now; their tokens are not held any more. Each of these names
-    /// is not cached again for `rest_ns` at least.
+    /// is not cached again for at least `rest_ns`.
     pub(crate) fn take(&self, now_ns: u64, keys: &[TokenKey], rest_ns: u64) -> Takes {
         let mut takes = Takes::default();
         if !self.is_any_noted() {
@@ -179,13 +180,13 @@ impl LentNames {
         takes
     }
 
-    /// Whether any name is recorded.
+    /// Returns whether any name is recorded.
     #[inline]
     pub(crate) fn is_any_noted(&self) -> bool {
         self.noted.load(SeqCst) > 0
     }
 
-    /// Whether any name is being invalidated.
+    /// Returns whether any name is being invalidated.
     pub(crate) fn is_any_going(&self) -> bool {
         self.is_any_noted() && self.state.lock().loans.values().any(|loan| loan.going)
     }
@@ -200,7 +201,7 @@ impl LentNames {
         (loan.lent.shows == NameShows::Nothing).then_some(loan.number)
     }
 
-    /// Called when the front end has shown that nothing of this loan is cached any more.
+    /// Called when the front end has shown that nothing is cached under this timeout any more.
     pub(crate) fn is_over(&self, key: TokenKey, number: u64) {
         let state = &mut *self.state.lock();
         assert!(number <= state.last_number, "loan {number} ends, and {} is the last one", state.last_number);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     /// Goal: a timeout ends before its token does, each invalidation finds its record until the name is invalidated,
-    /// and none does after that. Method: by hand.
+    /// and none does after that. Method: single calls at chosen times.
     #[test]
     fn loans_are_found_until_they_are_taken_back() {
         let names = LentNames::default();

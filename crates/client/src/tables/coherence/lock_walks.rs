@@ -62,7 +62,8 @@ mod tests {
     use super::*;
 
     /// Goal: callbacks for nearby files count, and those for distant files or from long ago do not, nor does a repeated
-    /// callback. The number of returned locks grows up to its bound. Several walks are distinguished. Method: by hand.
+    /// callback. The number of returned locks grows up to its bound. Several walks are distinguished. Method: single
+    /// callbacks at chosen times.
     #[test]
     fn walks_are_recognised() {
         let mut walks = Walks::default();

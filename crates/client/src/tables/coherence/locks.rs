@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// The limits that the tunables set now. The default age of 10 minutes is that of Lustre. A hit in the cache pins no
-/// lock. Its time is noted in the file and counts as a use of the lock, so only unused locks are returned by age.
-/// `locks.max` bounds what is presented to a restarted server, at 30 bytes a lock, to one message.
+/// lock. The time of the hit is noted in the file and counts as a use of the lock, so only unused locks are returned by
+/// age. `locks.max` bounds what is presented to a restarted server, at 30 bytes a lock, to one message.
 pub(crate) fn limits_of(tunables: &Tunables) -> CacheLimits {
     CacheLimits {
         max_age_ns: tunables.get(Tunable::LocksMaxAgeS) * 1_000_000_000,
@@ -97,7 +97,7 @@ impl Locks {
         self.caches.lock().values().map(|c| c.len() as u64).sum()
     }
 
-    /// Whether usable locks permit writing all bytes that the file can have.
+    /// Returns whether usable locks permit writing all bytes that the file can have.
     pub(crate) fn permit_writing_all(&self, file: &Inode) -> bool {
         let layout = file.layout();
         let mut caches = self.caches.lock();
@@ -108,7 +108,7 @@ impl Locks {
         })
     }
 
-    /// Whether usable locks permit reading all of `range`.
+    /// Returns whether usable locks permit reading all of `range`.
     pub(crate) fn permit_reading(&self, file: &Inode, range: ByteRange) -> bool {
         let layout = file.layout();
         let mut caches = self.caches.lock();
@@ -125,7 +125,7 @@ pub(crate) struct Names {
     servers: BTreeMap<(TargetId, u64), u64>,
     ours: BTreeMap<(TargetId, u64), u64>,
     /// Targets to which this mount is presenting its locks, with the callbacks that arrived meanwhile. Such callbacks
-    /// may overtake the answers with the new ids.
+    /// may arrive before the answers with the new ids.
     pub(crate) restoring: BTreeMap<TargetId, Vec<(ObjectId, u64)>>,
 }
 

@@ -1,9 +1,10 @@
-//! `Shards`: directories whose names lie in shards, as far as this mount has met them.
+//! `Shards`: directories whose names lie in shards, as far as this mount has used them.
 //!
 //! Owns: the table from a directory to its shards. Does not own: asking for them (`coherence::shards`).
 //!
-//! A directory never loses its shards, so what the table says is never stale. What it does not say is asked again: a
-//! server refuses a name in the directory itself (`Remote`), and a view of the directory says that it has shards.
+//! A directory never loses its shards, so an entry of the table is never outdated. If an entry is missing, the client
+//! requests the shards: a server refuses a name in the directory itself (`Remote`), and a view of the directory says
+//! that it has shards.
 
 use amphi_types::{Ino, Name};
 use parking_lot::RwLock;
@@ -11,18 +12,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Most directories, about 100 bytes each with four shards. One that finds the table full takes the place of another.
+/// Most directories, about 100 bytes each with four shards. If the table is full, a new directory replaces another one.
 const DIRECTORIES_MAX: usize = 65_536;
 
 #[derive(Default)]
 pub(crate) struct Shards {
     any: AtomicBool,
-    /// Shards by directory; empty if it is only known that there are some.
+    /// Shards by directory; the list is empty if it is only known that the directory has some.
     lists: RwLock<BTreeMap<Ino, Arc<[Ino]>>>,
 }
 
 impl Shards {
-    /// Whether the names of a directory are known to lie in shards.
+    /// Returns whether the names of a directory are known to lie in shards.
     #[inline]
     pub(crate) fn has(&self, dir: Ino) -> bool {
         self.any.load(Relaxed) && self.lists.read().contains_key(&dir)

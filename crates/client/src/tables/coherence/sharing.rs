@@ -1,4 +1,4 @@
-//! `Sharing`: which caching mode is in force (sole or shared), and what was begun in it.
+//! `Sharing`: which caching mode is in force (sole or shared), and which operations and timeouts began in it.
 //!
 //! Owns: the mode, what delays the switch to shared mode, whether the session continues, and the front end that also
 //! caches. Does not own: the switch from one mode to the other (`coherence::sharing`).
@@ -11,19 +11,19 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// The caching mode in force and what was begun in it.
+/// The caching mode in force, and the operations and timeouts that began in it.
 pub(crate) struct Sharing {
     /// Number of the caching mode, which grows with each switch and is odd in sole mode.
     pub(crate) rule: AtomicU64,
     /// Number of the last switch in a push of the server.
     pub(crate) change: AtomicU64,
-    /// Nothing that began in sole mode is under way any more, so the mount may use tokens.
+    /// No operation or timeout of sole mode is left, so the mount may use tokens.
     pub(crate) settled: AtomicBool,
-    /// Operations and loans that were begun in sole mode and are under way.
+    /// Operations and timeouts that began in sole mode and have not ended.
     pub(crate) under_way: AtomicU64,
     /// When the last timeout ends that a front end was given in sole mode.
     pub(crate) lent_until_ns: AtomicU64,
-    /// The mount was in sole mode and has not heard the master since, so it acts as in shared mode.
+    /// The mount was in sole mode and has received nothing from the master since, so it acts as in shared mode.
     pub(crate) cautious: AtomicBool,
     /// When the last message from each server arrived.
     pub(crate) leases: Leases,
@@ -73,12 +73,12 @@ impl Sharing {
         self.rule() & 1 == 1
     }
 
-    /// Whether there has never been another mount.
+    /// Returns whether there has never been another mount.
     pub(crate) fn has_always_been_alone(&self) -> bool {
         self.rule() == ALONE_FROM_THE_START
     }
 
-    /// Whether tokens are requested.
+    /// Returns whether tokens are requested.
     pub(crate) fn uses_tokens(&self) -> bool {
         !self.is_alone() && self.settled.load(SeqCst)
     }

@@ -1,8 +1,8 @@
 //! `Tokens`: names and attributes that this mount caches under tokens of the servers (docs/locking/tokens.md).
 //!
-//! Owns: one cache for all targets, since the answer to a lookup may bring grants of two; changes whose answers were
-//! lost; revocations that are being answered; what a front end caches under tokens. Does not own: requests and answers
-//! (`coherence::tokens`), the rules (`dlm`), when tokens are used at all (`sharing`).
+//! Owns: one cache for all targets, since the answer to a lookup may contain grants of two targets; changes whose
+//! answers were lost; revocations that are being answered; the values that a front end caches under tokens. Does not
+//! own: requests and answers (`coherence::tokens`), the rules (`dlm`), when tokens are used at all (`sharing`).
 
 use super::lent::Lent;
 use super::lent_names::LentNames;
@@ -23,6 +23,8 @@ pub(crate) enum Value {
     Present(Name, Ino),
     Absent(Name),
     View(Box<InodeView>),
+    /// The record of the directory's names is complete (`new_directories`).
+    Listing,
 }
 
 /// The cache of a mount.

@@ -5,18 +5,18 @@
 //! walking thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more
 //! and requests each name again (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach
 //! the program. So in this second walk, each inode that is looked up is opened at its server and held until the
-//! operation has come. Whatever becomes of the name, the inode lives.
+//! operation has come. So the inode exists, whatever happens to the name.
 //!
-//! Owns: which threads walk again, and which inodes are held for each. Does not own: who reports that a walk failed
-//! (the front end, which knows its threads), the lookups (`ops::walks`).
+//! Owns: which threads walk a path again, and which inodes are held for each. Does not own: who reports that a walk
+//! failed (the front end, which knows its threads), the lookups (`ops::walks`).
 //!
 //! If the operation after the walk is the kernel's own, such as the open of a pipe, no message shows that the walk has
-//! ended. So a thread may be taken to repeat a walk when it makes the first walk of another call. An answer that must
-//! not be given twice in one call therefore depends on what the operation is about (`repeats_at`).
+//! ended. So a thread may be taken to repeat a walk when it makes the first walk of another call. So an answer that
+//! must not be given twice in one call depends on the inode or name that the operation concerns (`repeats_at`).
 //!
 //! Invariants: in a repeated walk, a lookup of anything but a directory is answered after the inode was opened (as by
 //! `O_PATH`), so the operation that follows finds it. Directories need no hold, because a removed directory contains no
-//! names, and `removed` knows what it was.
+//! names, and `removed` has its last attributes.
 //!
 //! Cost: one check of a counter while no walk is repeated, and two messages for each look-up of a repeated walk.
 //!
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 /// A walk counts as ended this long after its last lookup. The operation comes directly after the walk, unless the
 /// thread has to wait for a processor.
 const WALK_NS: u64 = 5_000_000_000;
-/// Most look-ups of one walk for which inodes are held. This is more than the longest path has names.
+/// Most look-ups of one walk for which inodes are held. This is more than the number of names in the longest path.
 const LOOKUPS_MAX: u32 = 4096;
 /// Most inodes that are held for one thread.
 const HOLDS_MAX: usize = 8;
@@ -52,7 +52,7 @@ pub(crate) struct Held {
 
 #[derive(Default)]
 struct Walk {
-    /// The inode or directory of the operation that failed, if the operation may be answered so only once.
+    /// The inode or directory of the operation that failed, if the operation may be answered in this way only once.
     at: Option<Ino>,
     until_ns: u64,
     lookups: u32,
@@ -67,7 +67,8 @@ pub(crate) struct Walks {
 }
 
 impl Walks {
-    /// Changes the table. What `change` removes is dropped outside the lock, because that closes files.
+    /// Changes the table. The values that `change` removes are dropped outside the lock, because dropping them closes
+    /// files.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<u32, Walk>) -> T) -> T {
         let mut by_thread = self.by_thread.lock();
         let out = change(&mut by_thread);
@@ -75,13 +76,13 @@ impl Walks {
         out
     }
 
-    /// Whether `thread` repeats a walk.
+    /// Returns whether `thread` repeats a walk.
     #[inline]
     pub(crate) fn repeats(&self, thread: u32) -> bool {
         self.count.load(SeqCst) > 0 && self.by_thread.lock().contains_key(&thread)
     }
 
-    /// Whether `thread` repeats a walk after an operation on `at`.
+    /// Returns whether `thread` repeats a walk after an operation on `at`.
     pub(crate) fn repeats_at(&self, thread: u32, at: Ino) -> bool {
         self.count.load(SeqCst) > 0 && self.by_thread.lock().get(&thread).is_some_and(|walk| walk.at == Some(at))
     }
@@ -126,7 +127,7 @@ impl Walks {
         });
     }
 
-    /// Whether a lookup by `thread` belongs to a repeated walk.
+    /// Returns whether a lookup by `thread` belongs to a repeated walk.
     pub(crate) fn looks_up(&self, thread: u32) -> bool {
         let mut ended = None;
         let is_one = self.change(|all| {
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     /// Goal: a thread repeats a walk from its failure until its operation has ended, or until the time is over. Threads
-    /// are independent, and tables are bounded. Method: by hand.
+    /// are independent, and tables are bounded. Method: single calls of several threads.
     #[test]
     fn threads_repeat_walks() {
         let walks = Walks::default();

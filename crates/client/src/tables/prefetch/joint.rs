@@ -1,22 +1,22 @@
 //! `JointStreams`: strided streams of several open files that together read one sequence.
 //!
-//! Owns: recognising them, and the window ahead of all of them. Does not own: the streams of one open file
-//! (`readahead`), fetching, what is cached already.
+//! Owns: recognising such streams, and the window ahead of all of them. Does not own: the streams of one open file
+//! (`readahead`), fetching, or which bytes are cached already.
 //!
-//! Processes that read a shared file in turn each read every n-th record. Seen by itself, each of them is a strided
-//! stream, ahead of which single records are fetched, each with a request of its own. Two processes that read records
-//! of 47,008 bytes caused 5,590 such requests. Together the processes of a mount read most of the bytes in between. So
-//! the file is read ahead in large pieces, as if one process read all of it.
+//! Processes that read a shared file in turn each read every n-th record. Taken by itself, each of them is a strided
+//! stream. For such a stream single records are fetched ahead, each with its own request. Two processes that read
+//! records of 47,008 bytes caused 5,590 such requests. Together the processes of a mount read most of the bytes in
+//! between. So the file is read ahead in large pieces, as if one process read all of it.
 //!
-//! Streams belong together if they have the same stride and length and are near each other. They form a sequence if
-//! they cover at least half of the bytes between two records of one of them. So the fetched bytes that are not used are
-//! at most as many as the used ones. If many more bytes are fetched without use (because the other processes have
-//! stopped), more consecutive reads are required before anything is fetched again, twice as many each time.
+//! Streams belong together if they have the same stride and length and are near each other. The streams form a sequence
+//! if they cover at least half of the bytes between two records of one of them. So at most as many fetched bytes are
+//! unused as are used. If many more bytes are fetched without use (because the other processes have stopped), more
+//! consecutive reads are required before anything is fetched again, twice as many each time.
 //!
 //! Near is meant in bytes, not in reads. Processes drift apart: they may start 50 ms after each other, or share a core
 //! and read a hundred cached records in one time slice. Nothing brings processes that have drifted apart back together.
-//! Bytes that are fetched for the foremost process are there when the others need them. Until they reach the start of
-//! the sequence, their own streams are read ahead.
+//! Bytes that are fetched for the foremost process are there when the others need them. Until the other processes reach
+//! the start of the sequence, their own streams are read ahead.
 
 use crate::policy::readahead::{Limits, Plan};
 use amphi_types::{ByteRange, Ino};
@@ -78,8 +78,9 @@ pub(crate) struct JointStreams {
 }
 
 impl JointStreams {
-    /// Notes a read that is certainly strided. If it belongs to a sequence of several open files, returns what to fetch
-    /// ahead of all of them, instead of what is ahead of this one. `size` is the length of the file.
+    /// Notes a read that is certainly strided. If the stream belongs to a sequence of several open files, returns the
+    /// bytes to fetch ahead of the sequence, which replace those ahead of this stream. `size` is the length of the
+    /// file.
     pub(crate) fn on_read(&self, ino: Ino, read: StridedRead, size: u64, limits: Limits) -> Option<Plan> {
         let mut files = self.files.lock();
         let at = files.iter().position(|(known, _)| *known == ino);
@@ -150,7 +151,7 @@ impl Joint {
             return plan;
         }
         if self.ahead_to < front || self.ahead_to > front + self.window + NEAR_STRIDES * read.stride {
-            // The sequence begins, it has overtaken what was fetched, or it has begun anew.
+            // The sequence begins, it has read beyond the bytes that were fetched, or it has begun anew.
             (self.ahead_from, self.ahead_to, self.window) = (front, front, 0);
         }
         // Refill when half of the window is used, so that fetching continues while the programs read.
@@ -177,8 +178,9 @@ mod tests {
     const RECORD: u64 = 47_008;
     const FILE: Ino = Ino(7);
 
-    /// Reads records of `ranks` in turn, of which `own` are on this mount, in an order that drifts by a few records.
-    /// Returns what was fetched ahead, and how many reads it did not cover after the first ten of each rank.
+    /// Reads records in turn for `ranks` processes, of which `own` are on this mount; the order drifts by a few
+    /// records. Returns the number of bytes that were fetched ahead, and the number of reads that these did not cover,
+    /// except the first ten of each process.
     fn read(joint: &JointStreams, ranks: u64, own: u64, records: u64) -> (Vec<ByteRange>, u64) {
         let (size, stride) = (records * ranks * RECORD, ranks * RECORD);
         let (mut fetched, mut missed): (Vec<ByteRange>, u64) = (Vec::new(), 0);
@@ -201,10 +203,10 @@ mod tests {
         (fetched, missed)
     }
 
-    /// Goal: ranks of one mount that read alternate records form one sequence, without gaps. They do so also if other
-    /// mounts read half of the records, and again when the ranks begin anew. If they read less than half, each stream
-    /// is read ahead by itself, and so are two streams that read the same records. Method: records of two, four and
-    /// eight ranks.
+    /// Goal: ranks of one mount that read alternate records form one sequence, without gaps. This holds even if other
+    /// mounts read half of the records, and again when the ranks begin anew. If the ranks of the mount read less than
+    /// half, each stream is read ahead by itself, and so are two streams that read the same records. Method: records of
+    /// two, four and eight ranks.
     #[test]
     fn ranks_in_turn_are_one_sequence() {
         for (ranks, own) in [(2, 2), (4, 4), (4, 2), (8, 4)] {
@@ -228,9 +230,9 @@ mod tests {
         }
     }
 
-    /// Goal: ranks that drift apart remain one sequence. It is fetched completely except for the start, and almost no
-    /// read has to wait. Method: two ranks that begin a hundred records after each other and read in bursts of up
-    /// to 80.
+    /// Goal: ranks that drift apart remain one sequence. The sequence is fetched completely except for the start, and
+    /// almost no read has to wait. Method: two ranks that begin a hundred records after each other and read in bursts
+    /// of up to 80.
     #[test]
     fn ranks_that_drift_apart_are_one_sequence() {
         let (joint, records, stride) = (JointStreams::default(), 3000, 2 * RECORD);
@@ -239,7 +241,7 @@ mod tests {
         while next.iter().any(|n| *n < records) {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (rank, burst) = ((seed >> 33) as usize % 2, (seed >> 40) % 80);
-            // The ranks are as far apart as time slices of a core can bring them.
+            // The ranks are as far apart as a core's time slices can bring them.
             if next[rank] > next[1 - rank] + 200 {
                 continue;
             }
@@ -262,8 +264,8 @@ mod tests {
         assert!(missed <= 400 && alone <= 400, "{missed} records missed, {alone} by themselves, of {}", 2 * records);
     }
 
-    /// Goal: if a rank stops and the others are far ahead of it, it no longer belongs to the sequence, and the others
-    /// fetch no gaps for it. The number of files is bounded. Method: two ranks, then one, and many files.
+    /// Goal: if a rank stops and the others are far ahead of it, it no longer belongs to the sequence, and nothing is
+    /// fetched for its records. The number of files is bounded. Method: two ranks, then one, and many files.
     #[test]
     fn a_rank_that_stops_ends_it() {
         let joint = JointStreams::default();

@@ -76,12 +76,12 @@ impl KeptOpens {
         self.openers.remove(&ino)
     }
 
-    /// Whether an open of this file can be kept. At most one is kept for each file.
+    /// Returns whether an open of this file can be kept. At most one open is kept for each file.
     pub(crate) fn has_room(&self, ino: Ino) -> bool {
         self.kept.len() < KEPT_MAX && !self.kept.contains_key(&ino)
     }
 
-    /// Keeps an open. There must be room for it.
+    /// Keeps an open. There must be room for another one.
     pub(crate) fn keep(&mut self, ino: Ino, kept: Kept) {
         let before = self.kept.insert(ino, kept);
         assert!(before.is_none(), "{ino}: two opens are kept");

@@ -6,16 +6,16 @@
 //! Programs read a directory in the order of the listing (`tar`, `grep -r`) or of the names (`dir/*` in a shell, data
 //! loaders). Where the files were made in the order in which they are read (numbered names without leading zeros), it
 //! is the order of the inodes. All three orders are followed, each for several readers at once. A reader may skip or
-//! swap some files. It counts as continuing if its next file is at most [8] places away, as long as it reads half of
-//! the files. If a reader seems to follow several orders, the one in which it skips the fewest files counts. For
+//! swap some files. A reader counts as continuing if its next file is at most [8] places away, as long as it reads half
+//! of the files. If a reader seems to follow several orders, the one in which it skips the fewest files counts. For
 //! example, files that four programs made at once are neighbours by inode, and apart by name.
 //!
-//! After three files in an order the next [8] files are fetched. Whenever half of them were used, twice as many are
-//! fetched, up to a bound. If a reader takes longer than [4 s] for what was fetched, fewer are fetched, because they
-//! are not kept for long. When more files were fetched without use than were used, nothing is fetched for the directory
-//! for [10 s], and twice as long each time.
+//! After three files in an order the next [8] files are fetched. Whenever half of the fetched files were used, twice as
+//! many are fetched, up to a bound. If a reader takes longer than [4 s] for what was fetched, fewer are fetched,
+//! because they are not kept for long. When more files were fetched without use than were used, nothing is fetched for
+//! the directory for [10 s], and twice as long each time.
 //!
-//! Bound: `NAMES_MAX` names of a directory, about 250 bytes each. Of a longer listing the latest names are kept.
+//! Bound: `NAMES_MAX` names of a directory, about 250 bytes each. If a listing is longer, the latest names are kept.
 
 use amphi_types::{Ino, Name};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ const STREAMS: usize = 8;
 /// How many places a reader may skip.
 const SLACK: usize = 8;
 /// The unit of `reach`, which is one place. It is also the largest average distance from one file to the next at which
-/// a reader is followed. Beyond that, less than half of what is fetched would be used.
+/// a reader is followed. If the distance were larger, less than half of the fetched files would be used.
 const ONE: usize = 16;
 const REACH_MAX: usize = 2 * ONE;
 /// Number of steps in one order before anything is fetched.
@@ -38,7 +38,7 @@ const WINDOW_MIN: usize = 8;
 /// Opens of unknown files before the names of a directory are requested, at first and later.
 const STRANGERS_FIRST: usize = 4;
 const STRANGERS_LATER: usize = 64;
-/// A reader that takes longer than this for half a window gets a smaller one.
+/// If a reader takes longer than this for half a window, it gets a smaller window.
 const SLOW_NS: u64 = 4_000_000_000;
 /// Up to this number, files that were fetched and not used are ignored.
 const WASTE_MIN: u64 = 32;
@@ -63,7 +63,7 @@ struct Stream {
     steps: u32,
     /// Average number of places from one file to the next, in parts of `ONE`.
     reach: usize,
-    /// The last place that was fetched, and how many places it is ahead.
+    /// The last place that was fetched, and its distance from the reader.
     head: u64,
     ahead: usize,
     window: usize,
@@ -107,7 +107,7 @@ pub(crate) struct Directory {
     /// Opens of files whose names are not known here, and of known ones, since the names were requested.
     strangers: usize,
     familiar: usize,
-    /// Number of unknown files after which the names are requested again. `None`: they never were.
+    /// Number of unknown files after which the names are requested again. `None`: the names were never requested.
     patience: Option<usize>,
     /// Average bytes of the files that were fetched.
     pub(crate) mean_bytes: u64,
@@ -157,14 +157,14 @@ impl Directory {
         self.files.len()
     }
 
-    /// Whether the file is known to be in this directory.
+    /// Returns whether the file is known to be in this directory.
     pub(crate) fn knows(&self, ino: Ino) -> bool {
         self.by_inode.contains_key(&ino)
     }
 
     /// Called when a file of this directory is opened. Returns whether the names should be requested, because too many
-    /// files were not known. If that does not help, it is tried again after twice as many, up to a quarter of the
-    /// names.
+    /// files were not known. If that does not help, the names are requested again after twice as many files, up to a
+    /// quarter of the names.
     pub(crate) fn wants_names(&mut self, ino: Ino) -> bool {
         if self.knows(ino) {
             self.familiar += 1;
@@ -256,7 +256,7 @@ impl Directory {
         self.later.remove(&ino);
         if window_max > 0 {
             let later = std::mem::take(&mut self.later);
-            // A file that is refused a second time is not requested again.
+            // If a file is refused a second time, it is not requested again.
             self.tried = later.keys().copied().collect();
             files.extend(later.into_iter().filter(|(ino, _)| seen.insert(*ino)).map(|(ino, name)| (name, ino)));
         }
@@ -265,10 +265,11 @@ impl Directory {
         files
     }
 
-    /// Moves the reader on that has come to `at` in an order. Returns its index if files should be fetched for it.
+    /// Moves the reader on that has come to `at` in an order. Returns the reader's index if files should be fetched for
+    /// it.
     fn advance(&mut self, now_ns: u64, order: Order, at: u64) -> Option<usize> {
         let behind = self.walk(order, at, false, SLACK);
-        // The nearest reader, with the fewest places in between.
+        // The nearest reader is the one with the fewest files in between.
         let place =
             |s: &Stream| if s.last == at { Some(0) } else { behind.iter().position(|c| *c == s.last).map(|p| p + 1) };
         let streams = self.streams.iter().enumerate().filter(|(_, s)| s.order == order);
@@ -283,7 +284,7 @@ impl Directory {
             let s = &self.streams[i];
             return (s.steps >= SURE && s.reach <= REACH_MAX).then_some(i);
         }
-        // This is one of several readers that share the files, a little behind the others.
+        // This reader is one of several that share the files, a little behind the others.
         let before = self.walk(order, at, true, SLACK);
         if self.streams.iter().any(|s| s.order == order && before.contains(&s.last)) {
             return None;
@@ -378,8 +379,8 @@ mod tests {
         }
     }
 
-    /// Goal: names are requested after a few unknown files, and again after 64 if all files have been replaced. As long
-    /// as requesting them does not help, they are requested less and less often. Method: a directory of 4,000 names,
+    /// Goal: names are requested after a few unknown files, and again after 64 if all files have been replaced. If
+    /// requesting the names does not help, they are requested less and less often. Method: a directory of 4,000 names,
     /// opens of known and unknown files.
     #[test]
     fn names_are_asked_for() {
@@ -400,7 +401,7 @@ mod tests {
     }
 
     /// Goal: if a program reads every fourth file by inode, which is every file by name, only those files are fetched.
-    /// Method: files of four makers, made in turn.
+    /// Method: files that four programs made in turn.
     #[test]
     fn the_order_that_fits_best_counts() {
         let mut dir = Directory::default();

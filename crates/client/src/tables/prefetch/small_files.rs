@@ -22,7 +22,7 @@ pub(crate) const READY_MAX: usize = 1024;
 const FILES_AHEAD_MAX: u64 = 256;
 /// Most requests under way.
 const UNDER_WAY_MAX: usize = 4;
-/// How long a file stays open ahead. This is less than the life of a token.
+/// How long a file stays open ahead. This is shorter than the life of a token.
 pub(crate) const KEPT_NS: u64 = 20_000_000_000;
 /// Most directories whose names are kept.
 const DIRECTORIES_MAX: usize = 16;
@@ -40,7 +40,7 @@ pub(crate) enum Key {
     Inode(Ino),
 }
 
-/// An open that the server counts and that no program has taken over yet. Dropping it closes it.
+/// An open that the server counts and that no program has taken over yet. Dropping the value closes the open.
 pub(crate) struct Opened {
     closer: Weak<dyn Closer>,
     file: Option<Arc<Inode>>,
@@ -96,7 +96,7 @@ pub(crate) struct UnderWay {
     pub(crate) names: BTreeSet<Name>,
     /// Keys that were changed or revoked since the request was sent.
     pub(crate) spoiled: BTreeSet<Key>,
-    /// Only the locks of the answer are used.
+    /// The files of the answer are not used, only its locks.
     pub(crate) void: bool,
 }
 
@@ -125,8 +125,8 @@ pub(crate) struct State {
 pub(crate) struct SmallFilePrefetch {
     pub(crate) state: Mutex<State>,
     pub(crate) answered: Signal,
-    /// Number of files that are open ahead, requests under way and kept opens: it shows without the lock whether there
-    /// are any.
+    /// Number of files that are open ahead, requests under way and kept opens; if it is 0, callers need not take the
+    /// lock.
     pub(crate) busy: AtomicU64,
 }
 
@@ -190,8 +190,8 @@ impl State {
         self.under_way.values().any(|u| u.dir == dir && u.names.contains(name))
     }
 
-    /// How many files to fetch ahead of a reader now, with a cache of `cache_bytes`. 0 means that nothing may be
-    /// fetched. `short`: memory is short.
+    /// Returns how many files to fetch ahead of a reader now, with a cache of `cache_bytes`. 0 means that nothing may
+    /// be fetched. `short`: memory is short.
     pub(crate) fn window(&self, boot_ns: u64, short: bool, cache_bytes: u64, mean_bytes: u64) -> usize {
         let off = self.off_until_ns > boot_ns || short;
         let full = self.ready_bytes > cache_bytes / 8
@@ -204,7 +204,7 @@ impl State {
         FILES_AHEAD_MAX.min(fit.max(1)) as usize
     }
 
-    /// Whether the answer to a request under way must not be used for a file any more.
+    /// Returns whether the answer to a request under way must not be used for a file any more.
     pub(crate) fn is_spoiled(&self, batch: u64, dir: Ino, part: &ReadPart) -> bool {
         let keys = [Key::Name(dir, part.name.clone()), Key::Inode(part.ino), Key::Inode(dir)];
         self.under_way.get(&batch).is_none_or(|u| u.void || keys.iter().any(|key| u.spoiled.contains(key)))

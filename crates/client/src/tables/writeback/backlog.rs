@@ -26,12 +26,12 @@ pub(crate) struct Lists {
     pub(crate) full_chunks: VecDeque<Left>,
 }
 
-/// Bytes that were held up.
+/// Bytes whose write-back had to wait.
 #[derive(Default)]
 pub(crate) struct Backlog(pub(crate) Mutex<Lists>);
 
 impl Backlog {
-    /// Whether any task waits for its bytes to be sent.
+    /// Returns whether any task waits for its bytes to be sent.
     pub(crate) fn is_waited_for(&self) -> bool {
         !self.0.lock().waited_for.is_empty()
     }

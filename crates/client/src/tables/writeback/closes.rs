@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 pub(crate) struct Due {
     pub(crate) file: Arc<Inode>,
     pub(crate) access: Access,
-    /// Time of the last read, if the server has to be informed of it.
+    /// Time of the last read, if the server has to learn it.
     pub(crate) atime: Option<Timespec>,
 }
 

@@ -1,7 +1,7 @@
 //! `WritebackErrors`: what could not be written back, for callers that sync all files.
 //!
-//! Owns: how many losses there were, and up to which one has been reported. Does not own: what a file shows after a
-//! loss (`writeback::writeback_errors`), to whom the failures of one file were reported (`inode::failures`).
+//! Owns: how many losses there were, and up to which one has been reported. Does not own: the contents of a file after
+//! a loss (`writeback::writeback_errors`), or to whom the failures of one file were reported (`inode::failures`).
 //!
 //! Invariant: each loss is reported once to a caller that syncs all files, as `syncfs` of Linux does, however many
 //! `fsync` calls have reported it before.
@@ -10,7 +10,7 @@ use amphi_types::{Errno, Result, TargetId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// A full target refuses thousands of runs a second. Only one in this time is logged.
+/// A full target refuses thousands of runs a second. Only one of them is logged within this time.
 const LOG_EVERY_NS: u64 = 1_000_000_000;
 
 #[derive(Debug)]
@@ -40,8 +40,8 @@ impl Default for WritebackErrors {
 }
 
 impl WritebackErrors {
-    /// Notes that bytes of some file could not be written back. If this should be logged, returns how many were not
-    /// logged before.
+    /// Notes that bytes of some file could not be written back. If this loss should be logged, returns how many were
+    /// not logged before.
     pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
         let mut state = self.state.lock();
         (state.count, state.last) = (state.count + 1, why);
@@ -53,7 +53,7 @@ impl WritebackErrors {
         Some(std::mem::take(&mut state.silent))
     }
 
-    /// Whether a target's message is not a repetition of the last one.
+    /// Returns whether a target's message is new, and not a repetition of the last one.
     pub(crate) fn is_news(&self, target: TargetId, id: u64) -> bool {
         self.news.lock().insert(target, id) != Some(id)
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     /// Goal: each loss is reported once, the last one with its reason, and at most one loss in a second is logged.
-    /// Method: losses by hand.
+    /// Method: losses that the test reports at given times.
     #[test]
     fn each_loss_is_told_once() {
         let errors = WritebackErrors::default();

@@ -1,8 +1,9 @@
 //! `FreeSpace`: which targets have free space for more writes, as far as their answers say.
 //!
-//! A write that finds its target full should fail itself, not the `fsync` behind it. So a direct write returns early
-//! only if its target has reported much free space with its last answer. A report of much free space is no promise: the
-//! blocks of such a write are also counted against a grant, like those of a write into the cache (`grants`).
+//! If a write finds its target full, the write itself should fail, not the `fsync` after it. So a direct write returns
+//! early only if its target has reported much free space with its last answer. A report of much free space is no
+//! promise: the blocks of such a write are also counted against a grant, like those of a write into the cache
+//! (`grants`).
 //!
 //! Owns: the targets' last reports. Does not own: who uses them (`pipeline`).
 //!
@@ -15,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// If this many bytes were written in messages whose answers report no free space, the target counts as nearly full.
-/// That is a quarter of the free space that a target reports as much.
+/// That is a quarter of the free space at which a target reports that it has much.
 const UNHEARD_MAX_BYTES: u64 = 32 << 20;
 
 /// The last report of a target: whether it has much free space, and the bytes that were written there since in messages
@@ -57,15 +58,15 @@ impl FreeSpace {
         }
     }
 
-    /// Whether this many bytes, including the present ones, were written since the last report, so that the target may
-    /// be full.
+    /// Returns whether this many bytes, including the present ones, were written since the last report, so that the
+    /// target may be full.
     fn is_unheard(&self, target: TargetId, bytes: u64) -> bool {
         let told = self.told.read();
         let roomy = told.get(&target).filter(|t| t.roomy);
         roomy.is_some_and(|t| t.landed_bytes.fetch_add(bytes, Relaxed) + bytes > UNHEARD_MAX_BYTES)
     }
 
-    /// Whether all targets of `range` have free space.
+    /// Returns whether all targets of `range` have free space.
     pub(crate) fn is_ample(&self, file: &Inode, range: ByteRange) -> bool {
         let told = self.told.read();
         let (layout, ino) = (file.layout(), file.ino);
@@ -83,8 +84,8 @@ mod tests {
     }
 
     /// Goal: a target that reported much free space counts as nearly full when many bytes were written there without a
-    /// report, or a part was refused. This ends when it reports much free space again. Method: batches up to the bound
-    /// and beyond, with an answer in between.
+    /// report, or a part was refused. This ends when the target reports much free space again. Method: batches up to
+    /// the bound and beyond, with an answer in between.
     #[test]
     fn what_nobody_speaks_of_counts() {
         let (room, target) = (FreeSpace::default(), TargetId(3));

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //!
-//! * A block is counted before its first dirty byte is there, and until it is neither dirty nor under way.
+//! * A block is counted from before its first byte becomes dirty until it is neither dirty nor under way.
 //! * When blocks are counted, they are no more than the target keeps for this session. The answers to writes say how
 //!   many blocks these writes have used up, and are applied before the writes count as done. So there is always space
 //!   on the target for dirty bytes.
@@ -40,7 +40,7 @@ struct Told {
 /// The grant of one target.
 #[derive(Default)]
 struct TargetGrant {
-    /// The number of blocks that may be dirty, and of those that are, 32 bits each.
+    /// Two numbers of 32 bits each: how many blocks may be dirty, and how many are.
     room: AtomicU64,
     told: Mutex<Told>,
     asked: AtomicBool,
@@ -108,7 +108,7 @@ impl Grants {
         assert!(counted || std::thread::panicking(), "{target}: {blocks} blocks end that were never counted");
     }
 
-    /// Whether the target got a request for a grant.
+    /// Returns whether the target got a request for a grant.
     pub(crate) fn is_known(&self, target: TargetId) -> bool {
         self.of(target).asked.load(SeqCst)
     }
@@ -126,8 +126,8 @@ impl Grants {
         of.set_limit(&told);
     }
 
-    /// Applies the answer to a request of write-back, before the written bytes count as being on the target. Without an
-    /// answer the request may have been carried out or not.
+    /// Applies the answer to a request of write-back, before the written bytes count as being on the target. If there
+    /// was no answer, the request may or may not have been executed.
     pub(crate) fn answered<T>(&self, target: TargetId, answer: &Result<(Answer, T)>) {
         match answer {
             Ok((answer, _)) => self.told_by(target, answer),
@@ -146,7 +146,7 @@ impl Grants {
         }
     }
 
-    /// It is not known which writes the target has carried out. The target counts as having granted nothing until it
+    /// It is not known which writes the target has executed. The target counts as having granted nothing until it
     /// reports its grant again.
     pub(crate) fn unknown(&self, target: TargetId) {
         let of = self.of(target);

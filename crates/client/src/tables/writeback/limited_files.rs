@@ -1,9 +1,9 @@
 //! `LimitedFiles`: files whose owners have a quota limit (docs/design/quotas.md).
 //!
 //! Owns: which files these are, and how near their owners are to a limit, as targets have said. Does not own: the
-//! limits (the servers), and what the client does about them: if the owner of a file is far from the limit, few bytes
-//! are accepted without the target; if the owner is near the limit, none are, so that each write waits for its target
-//! and gets EDQUOT if it is too much.
+//! limits (the servers), and what the client does about them. If the owner of a file is far from the limit, only few
+//! bytes are accepted before the target has them; if the owner is near the limit, none are, so each write waits for its
+//! target and gets EDQUOT if it exceeds the limit.
 //!
 //! Bound: `FILES_MAX`. If there are more files, all files count as near their limits until there are fewer again.
 
@@ -38,8 +38,8 @@ impl LimitedFiles {
         }
     }
 
-    /// An answer says so of some files. Each target reports for itself. If a file is near its limit at one target, it
-    /// stays so until that target reports otherwise.
+    /// An answer says so of some files. Each target reports only for itself. If a file is near its limit at one target,
+    /// it stays so until that target reports otherwise.
     pub(crate) fn told(&self, target: TargetId, grant: &Grant) {
         for &(ino, nearness) in &grant.limits {
             if nearness == Nearness::Unlimited && self.count.load(Relaxed) == 0 {

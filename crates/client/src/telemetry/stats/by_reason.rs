@@ -24,7 +24,7 @@ impl ByReason {
         cell.bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// All requests and bytes of a way.
+    /// The sum of all requests and bytes of one way.
     pub(super) fn sum(&self, way: Way) -> (u64, u64) {
         let cells = self.0[way as usize].iter().map(|cell| (cell.requests.load(Relaxed), cell.bytes.load(Relaxed)));
         cells.fold((0, 0), |sum, cell| (sum.0 + cell.0, sum.1 + cell.1))
@@ -49,7 +49,7 @@ impl ByReason {
         }
     }
 
-    /// Whether nothing was counted.
+    /// Returns whether nothing was counted.
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().flatten().all(|cell| cell.requests.load(Relaxed) == 0)
     }

@@ -40,7 +40,7 @@ impl ClosedFiles {
         assert!(kept.young.len() <= GENERATION_MAX, "the counters of {} closed files", kept.young.len());
     }
 
-    /// The file is in the table again: returns its earlier counters, which are no longer kept here.
+    /// The file is in the table again: returns its earlier counters, and removes them here.
     pub(crate) fn take(&self, ino: Ino) -> Option<Arc<FileStats>> {
         let mut kept = self.0.lock();
         // Most files that enter the table were never closed on this mount.
@@ -51,7 +51,7 @@ impl ClosedFiles {
         kept.young.remove(&ino).or(old)
     }
 
-    /// The counters of a file that is not known.
+    /// Returns the counters of a file that is not in the table.
     pub(crate) fn get(&self, ino: Ino) -> Option<Arc<FileStats>> {
         let kept = self.0.lock();
         kept.young.get(&ino).or_else(|| kept.old.get(&ino)).cloned()

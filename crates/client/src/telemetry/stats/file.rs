@@ -1,7 +1,7 @@
 //! Counters of one file: requests and bytes by reason, and the messages between this mount and the servers about it.
 //!
-//! Owns: them, and the open files that have not booked theirs yet. Does not own: which file a message is about
-//! (`conn::messages`).
+//! Owns: these counters, and the list of open files whose counts were not added yet. Does not own: which file a message
+//! is about (`conn::messages`).
 
 use super::{ByReason, Count, Ledger, NAMES, Portrait, Way};
 use amphi_types::limits::BLOCK;
@@ -34,12 +34,12 @@ pub(crate) struct FileStats {
     portrait: Portrait,
     /// Time that calls have waited for locks of the file, ns.
     lock_wait_ns: AtomicU64,
-    /// Who serves the reads of the open file that was opened last, and why: 1 plus the index of the mount's counter; 0
-    /// if there was none.
+    /// The cache that serves the reads of the open file that was opened last, and the reason: 1 plus the index of the
+    /// mount's counter; 0 if there was none.
     reads_by: AtomicUsize,
     /// The ledgers of the file's open files.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
-    /// What `heat` returned last, and the effort of the file then.
+    /// The last result of `heat`, and the work of the file at that time.
     heat: Mutex<(u64, u64)>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct FileSums {
     pub(crate) lock_wait_ns: u64,
     /// How often a server asked for one of the file's locks back.
     pub(crate) callbacks: u64,
-    /// How often a server said that other mounts want the file too.
+    /// How often a server reported that other mounts want the file too.
     pub(crate) contended: u64,
 }
 
@@ -91,8 +91,8 @@ impl FileStats {
         }
     }
 
-    /// How much the file has had to do since the last call, and half of what it had before: of files that rest it
-    /// fades.
+    /// The work of the file since the last call, and half of its heat before that; so the heat of files that are not
+    /// used fades.
     pub(crate) fn heat(&self, sums: &FileSums) -> u64 {
         let mut heat = self.heat.lock();
         let effort = sums.effort();
@@ -109,7 +109,7 @@ impl FileStats {
         self.events[event as usize].load(Relaxed)
     }
 
-    /// An open file counts from now on.
+    /// Adds an open file whose requests count from now on.
     pub(crate) fn enter(&self, ledger: &Arc<Ledger>) {
         self.ledgers.lock().push(ledger.clone());
     }
@@ -147,7 +147,7 @@ impl FileStats {
         format!("{{{portrait},\"lock_wait_ns\":{waited},\"reads_served_by\":\"{reads_by}\"}}")
     }
 
-    /// Whether nothing was counted. Counts that open files have not added yet are not included.
+    /// Returns whether nothing was counted. Counts that open files have not added yet are not included.
     pub(crate) fn is_empty(&self) -> bool {
         self.events().next().is_none() && self.by_reason.is_empty()
     }

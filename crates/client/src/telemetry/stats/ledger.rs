@@ -56,7 +56,7 @@ impl Ledger {
         hits.bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Reads and their bytes that were not booked yet.
+    /// Reads and their bytes that were not added to the totals yet.
     pub(crate) fn reads(&self) -> (u64, u64) {
         let hits = self.hits.iter().map(|h| (h.requests.load(Relaxed), h.bytes.load(Relaxed)));
         hits.fold(self.by_reason.sum(Way::Read), |(requests, bytes), hit| (requests + hit.0, bytes + hit.1))

@@ -1,9 +1,9 @@
 //! A summary of the requests of a file: how large, how aligned, in which order, and how often they were synced.
 //!
-//! Owns: counting it, and its JSON. Does not own: what is concluded from it (`amphi explain`).
+//! Owns: counting it, and its JSON. Does not own: the conclusions from it (`amphi explain`).
 //!
-//! It covers requests for which a decision was made, not reads that the cache serves; and the kernel splits programs'
-//! calls into pieces of at most its largest request. The order is that of the requests of one open file.
+//! The summary covers requests for which a decision was made, not reads that the cache serves; and the kernel splits
+//! programs' calls into pieces of at most its largest request. The order is that of the requests of one open file.
 
 use super::Way;
 use amphi_types::ByteRange;
@@ -16,7 +16,7 @@ const SIZES: usize = 15;
 /// Requests below this size, as a power of two, are in the first.
 const SMALLEST: u32 = 10;
 
-/// Requests of one way.
+/// Requests of one direction: reads or writes.
 #[derive(Default)]
 struct Side {
     sizes: [AtomicU64; SIZES],
@@ -26,7 +26,7 @@ struct Side {
     goes_back: AtomicU64,
     /// Begin or end is inside a block.
     unaligned: AtomicU64,
-    /// Where the last request ended.
+    /// The offset at which the last request ended.
     end: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! All states of small worlds, all calls in each.
+//! Each grant ends a wait, so the loop ends.
 
 use super::model::{Op, Pair, owners};
 use super::{PlantedBug, lock};

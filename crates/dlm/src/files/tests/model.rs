@@ -103,7 +103,7 @@ impl Model {
         self.held.retain(|_, bytes| bytes.iter().any(Option::is_some));
     }
 
-    /// The number of pieces, including those that waiting requests may add: on the file and in all.
+    /// The number of pieces, including those that waiting requests may add: on the file, and over all files.
     fn load(&self, lock: &FileLock) -> (usize, usize) {
         let (mut file, mut all) = (0, 0);
         for (&(owner, ino), bytes) in &self.held {
@@ -207,7 +207,7 @@ impl Model {
         }
     }
 
-    /// An owner that waits for itself, over whatever others.
+    /// An owner that waits for itself, directly or through others.
     fn circle(&self) -> Option<LockOwner> {
         let posix = self.queue.iter().filter(|wait| wait.lock.owner.family == LockFamily::Posix);
         let mut circular = posix.filter(|wait| self.waits_for(&wait.lock, wait.lock.owner, &mut Vec::new()));

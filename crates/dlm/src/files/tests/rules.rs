@@ -1,4 +1,4 @@
-//! The rules of fcntl(2) and flock(2), and where they leave a choice, the one made here.
+//! The rules of fcntl(2) and flock(2) and, where they allow several behaviours, the one that was chosen here.
 
 use super::{lock, owner};
 use crate::files::*;

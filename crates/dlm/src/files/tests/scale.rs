@@ -9,8 +9,8 @@ fn visits_of(locks: &mut FileLocks, mut step: impl FnMut(&mut FileLocks)) -> u64
     locks.forest.visits.get() - before
 }
 
-/// Goal: with 16,000 processes that wait for one byte, a request and a grant cost O(log n) each. Method: nodes looked
-/// at.
+/// Goal: with 16,000 processes that wait for one byte, a request and a grant cost O(log n) each. Method: the number of
+/// visited nodes is counted.
 #[test]
 fn a_crowd_on_one_byte() {
     let mut locks = FileLocks::new(FileLockLimits::default());
@@ -34,8 +34,8 @@ fn a_crowd_on_one_byte() {
     }
 }
 
-/// Goal: 100,000 locks of strided owners cost O(log n) each, and an owner's close only its own. Method: nodes looked
-/// at.
+/// Goal: 100,000 locks of strided owners cost O(log n) each, and an owner's close only its own. Method: the number of
+/// visited nodes is counted.
 #[test]
 fn strided_owners_of_one_file() {
     let mut locks = FileLocks::new(FileLockLimits::default());

@@ -3,9 +3,10 @@
 //! Owns: the order of changes of one key, and the moment at which one may continue. Does not own: the change itself.
 //!
 //! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
-//! waits for earlier changes of its keys (unless both are joint there), and for the tokens on its keys. The revocations
-//! for a change are sent at its arrival, not at its turn. Of the earlier changes, it watches only one, as lock requests
-//! do. Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the queue once.
+//! waits for earlier changes of its keys (unless both have the key jointly), and for the tokens on its keys. The
+//! revocations for a change are sent at its arrival, not at its turn. Of the earlier changes, it watches only one, as
+//! lock requests do. Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the
+//! queue once.
 
 #[cfg(test)]
 use super::PlantedBug;
@@ -21,11 +22,12 @@ pub struct ChangeId(u64);
 pub struct Changed {
     /// The key.
     pub key: TokenKey,
-    /// The session named this key with its request and has dropped its own copy (`TokenCache::changing`). A key that it
-    /// could not know, such as the attributes of what a rename replaces, is revoked from it as from all others.
+    /// The session named this key with its request and has dropped its own copy (`TokenCache::changing`), or keeps a
+    /// record of its own changes (a listing). A key that it could not know, such as the attributes of what a rename
+    /// replaces, is revoked from it as from all others.
     pub known: bool,
-    /// The change need not be the only one on this key. Entries of one directory may change side by side, although each
-    /// of these changes modifies the listing and the directory's times.
+    /// The change need not be the only one on this key. Changes of different names in one directory may run side by
+    /// side, although each of them modifies the listing and the directory's times.
     pub joint: bool,
 }
 
@@ -35,7 +37,7 @@ impl Changed {
         Changed { key, known: true, joint: false }
     }
 
-    /// A key that the session named, on which joint changes may pass each other.
+    /// A key that the session named, and that joint changes may have at the same time.
     pub fn joint(key: TokenKey) -> Changed {
         Changed { key, known: true, joint: true }
     }
@@ -46,10 +48,19 @@ impl Changed {
     }
 }
 
+/// How a change concerns one of its keys.
+#[derive(Clone, Copy)]
+#[cfg_attr(test, derive(Hash))]
+struct Hold {
+    joint: bool,
+    /// A token of the change's own session stays, and the change does not wait for it.
+    spares_own: bool,
+}
+
 #[cfg_attr(test, derive(Clone, Hash))]
 pub(super) struct Change {
-    /// The keys, each with whether the change is joint there.
-    keys: BTreeMap<TokenKey, bool>,
+    keys: BTreeMap<TokenKey, Hold>,
+    by: SessionId,
     ready: bool,
     watching: Option<ChangeId>,
     watchers: BTreeSet<ChangeId>,
@@ -75,6 +86,11 @@ impl Queue {
     }
 }
 
+/// Whether a session keeps its token of this key through its own changes: it knows by itself which names it has made.
+fn spares_own(key: TokenKey) -> bool {
+    matches!(key, TokenKey::Listing(_))
+}
+
 impl TokenSpace {
     /// Begins a change of these keys by that session, and revokes the tokens of others for them. The change may be
     /// applied when [`TokenAction::Ready`] names it, or at once if [`TokenSpace::is_ready`]. A key that is listed twice
@@ -91,12 +107,16 @@ impl TokenSpace {
         }
         let mut revoked = BTreeSet::new();
         for Changed { key, known, joint } in merged.values().copied() {
+            let spares_own = known && spares_own(key);
             self.queues.entry(key).or_default().of(joint).insert(id);
             if let TokenKey::Listing(dir) = key {
                 self.history.changed(now_ns, dir, by);
             }
             let mut gone = Vec::new();
             for (&(_, session), token) in self.tokens.range((key, SessionId(0))..=(key, SessionId(u64::MAX))) {
+                if session == by && spares_own && token.expires_ns > now_ns {
+                    continue;
+                }
                 let over = token.expires_ns <= now_ns || (known && session == by);
                 #[cfg(test)]
                 let over = over || self.bug == Some(PlantedBug::OverlookRevoked) && token.state != State::Held;
@@ -114,26 +134,28 @@ impl TokenSpace {
                 self.wake(key);
             }
         }
-        let keys = merged.into_iter().map(|(key, changed)| (key, changed.joint)).collect();
-        self.changes.insert(id, Change { keys, ready: false, watching: None, watchers: BTreeSet::new() });
+        let hold =
+            |changed: Changed| Hold { joint: changed.joint, spares_own: changed.known && spares_own(changed.key) };
+        let keys = merged.into_iter().map(|(key, changed)| (key, hold(changed))).collect();
+        self.changes.insert(id, Change { keys, by, ready: false, watching: None, watchers: BTreeSet::new() });
         self.revoke(now_ns, &revoked, Some(by));
         self.settle(id);
         id
     }
 
-    /// Whether the change may be applied.
+    /// Returns whether the change may be applied.
     pub fn is_ready(&self, id: ChangeId) -> bool {
         self.changes.get(&id).is_some_and(|change| change.ready)
     }
 
     /// Called when the change was applied, or was given up before or after it was ready. From now on its keys may be
-    /// granted, with its own reply first. The returned number goes to the session with that reply, for
+    /// granted, first with its own reply. The returned number goes to the session with that reply, for
     /// `TokenCache::changed`.
     pub fn end_change(&mut self, id: ChangeId) -> TokenNumber {
         if let Some(change) = self.changes.remove(&id) {
-            for (key, joint) in change.keys {
+            for (key, hold) in change.keys {
                 let Some(queue) = self.queues.get_mut(&key) else { continue };
-                queue.of(joint).remove(&id);
+                queue.of(hold.joint).remove(&id);
                 if queue.alone.is_empty() && queue.joint.is_empty() {
                     self.queues.remove(&key);
                 }
@@ -148,15 +170,25 @@ impl TokenSpace {
         self.number()
     }
 
+    /// Whether a change of the key is under way that keeps it from being granted to this session.
+    pub(super) fn is_changing(&self, key: TokenKey, session: SessionId) -> bool {
+        let Some(queue) = self.queues.get(&key) else { return false };
+        let spares =
+            |change: &Change| change.by == session && change.keys.get(&key).is_some_and(|hold| hold.spares_own);
+        let changes = queue.alone.union(&queue.joint).filter_map(|id| self.changes.get(id));
+        !spares_own(key) || !changes.into_iter().all(spares)
+    }
+
     /// Number of changes that wait or are ready.
     pub fn changes(&self) -> usize {
         self.changes.len()
     }
 
-    /// Called when a token of the key is gone. If it was the last one, the changes that wait for it are checked again.
+    /// Called when a token of the key is gone. If the token was the last one, the changes that wait for it are checked
+    /// again.
     pub(super) fn wake(&mut self, key: TokenKey) {
         let Some(queue) = self.queues.get(&key) else { return };
-        if self.is_held(key) {
+        if self.is_held(key, None) && !spares_own(key) {
             return;
         }
         let waiting: BTreeSet<ChangeId> = queue.alone.union(&queue.joint).copied().collect();
@@ -165,16 +197,17 @@ impl TokenSpace {
         }
     }
 
-    /// Makes the change ready if nothing blocks it. Otherwise notes one thing that blocks it.
+    /// Makes the change ready if nothing blocks it. Otherwise records one thing that blocks it.
     pub(super) fn settle(&mut self, id: ChangeId) {
         let Some(change) = self.changes.get(&id) else { return };
         if change.ready || self.recovery.is_some() {
             return;
         }
         let earlier =
-            |(key, &joint): (&TokenKey, &bool)| self.queues.get(key).and_then(|queue| queue.blocker(id, joint));
+            |(key, hold): (&TokenKey, &Hold)| self.queues.get(key).and_then(|queue| queue.blocker(id, hold.joint));
         let blocker = change.keys.iter().filter_map(earlier).max();
-        let free = blocker.is_none() && !change.keys.keys().any(|&key| self.is_held(key));
+        let waits = |(key, hold): (&TokenKey, &Hold)| self.is_held(*key, hold.spares_own.then_some(change.by));
+        let free = blocker.is_none() && !change.keys.iter().any(waits);
         if blocker != change.watching {
             if let Some(old) = change.watching.and_then(|old| self.changes.get_mut(&old)) {
                 old.watchers.remove(&id);

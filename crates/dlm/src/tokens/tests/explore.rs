@@ -13,7 +13,8 @@ struct Found {
     hits: bool,
 }
 
-/// Visits all steps of all states depth-first, each state once. It ends early beyond `limit` states.
+/// Visits all steps of all states depth-first, each state once. The search ends early when it has visited `limit`
+/// states.
 fn explore(world: World, limit: usize) -> Result<Found, String> {
     let mut visited = BTreeSet::from([world.fingerprint()]);
     let mut found = Found { states: 1, late_grants: false, hits: false };
@@ -87,7 +88,7 @@ fn cases() -> Vec<Case> {
         case(vec![vec![read(a), read(a), read(a)], vec![change(a)]]),
         case(vec![vec![read(a), change(a), read(a)], vec![read(a), change(a)]]),
         case(vec![vec![read(a), unnamed(a), read(a)], vec![change(a)]]),
-        // Two keys in opposite orders, and both at once.
+        // Changes of two keys in opposite orders, and of both at once.
         case(vec![vec![read(b), Op::Change(vec![(a, true, false), (b, true, false)])], vec![change(b), change(a)]]),
         case(vec![vec![read(a), read(a)], vec![change(a), read(b)], vec![change(b)]]),
         case(vec![vec![read(name(1)), read(listing())], vec![create(1)], vec![create(2)]]),

@@ -1,4 +1,4 @@
-//! Each race and each bound by itself.
+//! Tests each race and each bound by itself.
 
 use super::{attributes, listing, name};
 use crate::tokens::client::{TokenCache, TokenCacheLimits};
@@ -75,7 +75,7 @@ fn late_revocation_spares_later_grants() {
     assert_eq!(cache.get(0, key), Some(&"new"));
 }
 
-/// Goal: a client does not use what it knew before its own change, neither while the change is under way nor from a
+/// Goal: a client does not use values from before its own change, neither while the change is under way nor from a
 /// reply that the answer to the change has overtaken. The answer itself may be cached. Method: example.
 #[test]
 fn own_change_overtakes_own_read() {
@@ -139,7 +139,7 @@ fn create_revokes_its_name_and_listings() {
     assert_eq!(space.len(), 2, "the other name stays with both");
 }
 
-/// Goal: changes of one key are made in the order of arrival. Joint changes run side by side, and those of other keys
+/// Goal: changes of one key are made in the order of arrival. Joint changes run side by side, and changes of other keys
 /// start at once. Changes that name keys in opposite orders cannot block each other. Method: example.
 #[test]
 fn changes_wait_in_order() {
@@ -226,8 +226,8 @@ fn overdue_cut_off_and_stopped() {
 
 /// Goal: if a session's own change revokes its token, and the session does not answer, it is not reported. The change
 /// waits until the token has expired, as it would wait after the end of the session. The revocation is repeated as for
-/// others. Method: two holders: one makes a change of keys that it cannot know, and the other one makes a change behind
-/// it.
+/// others. Method: two holders. One changes keys that the server cannot know, and the other makes a change that waits
+/// behind it.
 #[test]
 fn an_own_change_reports_nobody() {
     let mut space = space();
@@ -341,7 +341,8 @@ fn large_revocations_are_cut() {
 }
 
 /// Goal: a directory that several clients change grants no listing token for a while, but still tokens for names and
-/// attributes. One that a single client changes does grant it. The history is bounded. Method: example.
+/// attributes. For a directory that only one client changes, listing tokens are granted. The history is bounded.
+/// Method: example.
 #[test]
 fn shared_directories_grant_no_listing() {
     let mut space = space();

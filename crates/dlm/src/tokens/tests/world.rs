@@ -71,7 +71,7 @@ struct Client {
     program: VecDeque<Op>,
     out: BTreeMap<u32, Out>,
     next_request: u32,
-    /// Its clock runs at this rate, in sixteenths.
+    /// The rate of the client's clock, in sixteenths.
     rate: u64,
     gone: bool,
 }
@@ -99,6 +99,8 @@ pub(super) struct World {
     space: TokenSpace,
     generation: u16,
     values: BTreeMap<TokenKey, u32>,
+    /// Changes of listings by each client. What a client caches of a listing shows the changes of others only.
+    own: BTreeMap<(TokenKey, usize), u32>,
     running: BTreeMap<ChangeId, Running>,
     /// Changes executed: a request sent again is answered, not executed.
     executed: BTreeSet<(usize, u32)>,
@@ -133,6 +135,7 @@ impl World {
             space,
             generation: 1,
             values: BTreeMap::new(),
+            own: BTreeMap::new(),
             running: BTreeMap::new(),
             executed: BTreeSet::new(),
             clients: programs.iter().enumerate().map(client).collect(),
@@ -150,7 +153,7 @@ impl World {
         let mut messages: Vec<&Message> = self.messages.iter().collect();
         messages.sort();
         messages.hash(&mut hasher);
-        (&self.space, &self.values, &self.running, &self.executed, &self.clients).hash(&mut hasher);
+        (&self.space, &self.values, &self.own, &self.running, &self.executed, &self.clients).hash(&mut hasher);
         (self.now_ns, self.faults, self.generation).hash(&mut hasher);
         hasher.finish()
     }
@@ -220,7 +223,7 @@ impl World {
         self.check()
     }
 
-    /// Time goes on.
+    /// Time passes for the target and the clients.
     pub fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         self.space.tick(self.now_ns);
@@ -258,7 +261,8 @@ impl World {
             }
             Op::Read(_) => None,
             Op::Change(keys) => {
-                let known: Vec<TokenKey> = keys.iter().filter(|key| key.1).map(|key| key.0).collect();
+                let drops = |key: &&(TokenKey, bool, bool)| key.1 && !matches!(key.0, TokenKey::Listing(_));
+                let known: Vec<TokenKey> = keys.iter().filter(drops).map(|key| key.0).collect();
                 Some(client.cache.changing(&known))
             }
         };
@@ -273,9 +277,15 @@ impl World {
     fn show(&mut self, n: usize, keys: &[TokenKey]) -> Vec<(TokenKey, u32, Option<Grant>)> {
         let show = |&key: &TokenKey| {
             let grant = self.space.grant(self.now_ns, SessionId(n as u64), key, false).ok();
-            (key, self.values.get(&key).copied().unwrap_or(0), grant)
+            (key, self.value(key, n), grant)
         };
         keys.iter().map(show).collect()
+    }
+
+    /// What this client has to see of the key.
+    fn value(&self, key: TokenKey, n: usize) -> u32 {
+        let own = self.own.get(&(key, n)).copied().unwrap_or(0);
+        self.values.get(&key).copied().unwrap_or(0) - own
     }
 
     fn deliver(&mut self, message: Message) {
@@ -350,6 +360,9 @@ impl World {
         self.executed.insert((running.client, running.request));
         for &key in &running.keys {
             *self.values.entry(key).or_default() += 1;
+            if matches!(key, TokenKey::Listing(_)) {
+                *self.own.entry((key, running.client)).or_default() += 1;
+            }
         }
     }
 
@@ -376,9 +389,9 @@ impl World {
         for (n, client) in self.clients.iter().enumerate() {
             for key in self.values.keys() {
                 if let Some(used) = client.cache.get(self.client_now(n), *key)
-                    && *used != self.values[key]
+                    && *used != self.value(*key, n)
                 {
-                    return Err(format!("client {n} may use {used} of {key:?}, which is {}", self.values[key]));
+                    return Err(format!("client {n} may use {used} of {key:?}, which is {}", self.value(*key, n)));
                 }
             }
             let [ends, asks, void, order, own, changing] = client.cache.footprint();

@@ -4,12 +4,12 @@
 //! file to others (`real`), and the decision when (`transport`).
 //!
 //! There is at most one in a process. A process that expects servers on its machine creates it before buffers are
-//! allocated (`pass_memory`); without it, buffers are private memory. It is larger than the machine's memory. Parts
-//! that were never touched, or were returned, use no memory.
+//! allocated (`pass_memory`); without it, buffers are private memory. The reserved address space is larger than the
+//! machine's memory. Parts that were never touched, or were returned, use no memory.
 //!
-//! Invariants: its size is sealed, so no process that has mapped it can find its end. It is mapped once and never
-//! unmapped. A range has one owner, and a returned range reads as zeros. A child of `fork` does not have the mapping:
-//! it cannot change the buffers of its parent.
+//! Invariants: its size is sealed, so no process that has mapped it can find its end. The arena is mapped once and
+//! never unmapped. A range has one owner, and a returned range reads as zeros. A child of `fork` does not have the
+//! mapping: it cannot change the buffers of its parent.
 
 use super::{ALIGN, RUN_BYTES, lock};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -34,7 +34,7 @@ struct Arena {
     fd: OwnedFd,
     /// A page whose first byte is 1, and 0 in a child of `fork`, which does not have the mapping.
     here: usize,
-    /// Where it is mapped.
+    /// The address at which the arena is mapped.
     base: usize,
     bytes: usize,
     /// The kernel gives it pages of 4 KiB, and huge ones to private memory.
@@ -55,7 +55,7 @@ impl Ranges {
         Ranges { fresh: 0, back: BTreeMap::new() }
     }
 
-    /// Takes a range of this many bytes of an arena of `all`.
+    /// Takes a range of this many bytes from an arena of `all` bytes.
     fn take(&mut self, bytes: usize, all: usize) -> Option<usize> {
         let bytes = bytes.checked_next_multiple_of(GRAIN)?;
         if let Some(at) = self.back.get_mut(&bytes).and_then(Vec::pop) {
@@ -78,7 +78,7 @@ impl Arena {
     }
 
     fn try_make(has_small_pages: bool) -> Result<Arena, Errno> {
-        // Where files are bounded, the kernel ends a process that makes a larger one.
+        // If the size of files is limited, the kernel ends a process that makes a larger one.
         if getrlimit(Resource::Fsize).current.is_some() {
             return Err(Errno::FBIG);
         }
@@ -123,11 +123,11 @@ fn arena() -> Option<&'static Arena> {
     ARENA.get()?.as_ref().filter(|arena| arena.is_here())
 }
 
-/// From now on buffers of 64 KiB and more come from memory that other processes can be given. False where there is no
-/// such memory: without memfd or seals, or with a bound on the size of files or of the address space.
+/// From now on buffers of 64 KiB and more come from memory that can be passed to other processes. False where there is
+/// no such memory: without memfd or seals, or with a bound on the size of files or of the address space.
 ///
-/// Where the kernel gives such memory no huge pages but private memory has them, caches stay in private memory: copies
-/// from and to pages of 4 KiB take twice as long, and what a cache has is copied again and again.
+/// If the kernel gives no huge pages to such memory, but gives them to private memory, caches stay in private memory:
+/// copies from and to pages of 4 KiB take twice as long, and cached bytes are copied again and again.
 pub fn pass_memory() -> bool {
     ARENA.get_or_init(|| Arena::make(private_is_huge() && !shared_is_huge())).is_some() && arena().is_some()
 }
@@ -158,7 +158,7 @@ fn private_is_huge() -> bool {
     chosen("enabled").is_some_and(|mode| mode != "never")
 }
 
-/// What is chosen in a file of the kernel that lists all choices, with the present one in brackets.
+/// The present choice in a file of the kernel that lists all choices, with the present one in brackets.
 fn chosen(name: &str) -> Option<String> {
     let choices = std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok()?;
     bracketed(&choices).map(str::to_owned)
@@ -178,7 +178,7 @@ pub(crate) fn passed_bytes() -> u64 {
     arena().map_or(0, |arena| arena.bytes as u64)
 }
 
-/// Where a byte lies in the arena, counted from its start.
+/// The position of an address in the arena, in bytes from its start.
 #[inline]
 pub(crate) fn place(address: usize) -> Option<u64> {
     let arena = arena()?;
@@ -191,14 +191,15 @@ pub(crate) fn address(place: u64) -> Option<NonNull<u8>> {
     Some(NonNull::with_exposed_provenance(NonZero::new(arena.base + place as usize)?))
 }
 
-/// Copies bytes of the arena, for simulated processes, which share one. Panics beyond its end.
+/// Copies bytes out of the arena, for simulated processes, all of which share one arena. Panics beyond its end.
 pub(crate) fn copy_out(place: u64, into: &mut [u8]) {
     let from = in_bounds(place, into.len());
-    // SAFETY: the bytes are in the mapping. Who owns them may change them meanwhile, as between real processes.
+    // SAFETY: the bytes are in the mapping. The owner of the bytes may change them meanwhile, as between real
+    // processes.
     unsafe { std::ptr::copy(from.as_ptr(), into.as_mut_ptr(), into.len()) };
 }
 
-/// As `copy_out`, to the arena.
+/// Works as `copy_out`, to the arena.
 pub(crate) fn copy_in(place: u64, from: &[u8]) {
     let to = in_bounds(place, from.len());
     // SAFETY: as in `copy_out`.
@@ -210,17 +211,17 @@ fn in_bounds(place: u64, len: usize) -> NonNull<u8> {
     address(place).filter(|_| is_in).expect("bytes of the arena")
 }
 
-/// Takes memory of the arena for at least this many bytes, all zero. It begins at a multiple of 4 MiB, and so at a huge
-/// page. Returns nothing if there is no arena or no space in it. It is given back by `give_back_passable`, with the
-/// same length.
+/// Takes memory of the arena for at least this many bytes, all zero. The memory begins at a multiple of 4 MiB, and so
+/// at a huge page. Returns nothing if there is no arena or no space in it. `give_back_passable` returns the memory,
+/// with the same length.
 pub fn take_passable(bytes: usize) -> Option<NonNull<u8>> {
     let arena = arena()?;
     let at = lock(&arena.ranges).take(bytes, arena.bytes)?;
     address(at as u64)
 }
 
-/// Takes back memory that `take_passable` gave for this many bytes and to which no reference is left. False if it is no
-/// memory of the arena.
+/// Takes back memory that `take_passable` gave for this many bytes and to which no reference is left. Returns false if
+/// it is no memory of the arena.
 pub fn give_back_passable(memory: NonNull<u8>, bytes: usize) -> bool {
     let Some((arena, at)) = arena().zip(place(memory.addr().get())) else { return false };
     clear(memory, bytes.next_multiple_of(GRAIN));
@@ -228,8 +229,8 @@ pub fn give_back_passable(memory: NonNull<u8>, bytes: usize) -> bool {
     true
 }
 
-/// Gives pages of the arena back to the system: they read as zeros. `memory` is in the arena, whole pages, and nobody
-/// uses it.
+/// Gives pages of the arena back to the system: they read as zeros. `memory` consists of whole pages of the arena, and
+/// nobody uses it.
 pub(super) fn clear(memory: NonNull<u8>, bytes: usize) {
     // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.
     if unsafe { madvise(memory.as_ptr().cast(), bytes, Advice::LinuxRemove) }.is_err() {
@@ -265,8 +266,8 @@ mod tests {
         assert_eq!(bracketed("1\n"), None);
     }
 
-    /// Goal: memory of the arena is found by its place, zero when it is taken again, and nothing else has a place.
-    /// Method: take, write, return, and take again.
+    /// Goal: memory of the arena has a position there and is zero when it is taken again, and no other memory has such
+    /// a position. Method: memory is taken, written, returned, and taken again.
     #[test]
     fn memory_comes_back_as_zeros() {
         if !pass_memory() {

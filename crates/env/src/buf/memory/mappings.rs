@@ -24,7 +24,7 @@ pub(super) struct Mappings {
     kept: Vec<Mapping>,
     bytes: usize,
     max: usize,
-    /// The fewest bytes there were in this stretch of `decay`s and in the one before.
+    /// The smallest number of bytes that were kept at any moment of this series of `decay`s and of the one before.
     least: [usize; 2],
     decays: usize,
 }
@@ -35,7 +35,7 @@ impl Mappings {
         Mappings { kept: Vec::new(), bytes: 0, max: MAPPINGS_KEPT_BYTES, least: [0; 2], decays: 0 }
     }
 
-    /// How many bytes may wait for their next use, or 52 MiB if that is more.
+    /// Sets how many bytes may wait for their next use, or 52 MiB if that is more.
     pub(super) fn keep_bytes(&mut self, max: usize) {
         self.max = max.max(MAPPINGS_KEPT_BYTES);
     }
@@ -92,8 +92,8 @@ mod tests {
     }
 
     /// Goal: mappings that are used repeatedly stay, up to the bound. Unused ones are unmapped step by step down to 52
-    /// MiB, or at once when memory is short. Method: 40 mappings of 4 MiB, taken and kept for some stretches, then let
-    /// alone.
+    /// MiB, or at once when memory is short. Method: 40 mappings of 4 MiB are used for some series of `decay`s, and
+    /// then left unused.
     #[test]
     fn what_nobody_wants_goes() {
         let mut m = Mappings::new();

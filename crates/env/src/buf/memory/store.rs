@@ -10,8 +10,8 @@
 //! as its use. Only if the kept memory beyond the bound is scattered over runs in use, single chunks are returned, of
 //! the class that was least recently needed.
 //!
-//! Chunks are taken from the run to which a chunk was returned last. It may still be in the processor's cache, and
-//! chunks that are taken together are adjacent, so that they become free together.
+//! Chunks are taken from the run to which a chunk was returned last. That chunk may still be in the processor's cache,
+//! and chunks that are taken together are adjacent, so that they become free together.
 //!
 //! Invariants: a chunk is in use, being returned, or in `used` or `fresh` of its run. A run is in `runs` or in `bare`,
 //! or its caller is moving it between the two.
@@ -49,8 +49,8 @@ impl Class {
 
 struct Run {
     class: usize,
-    /// Touched chunks that are not in use; chunks of zeros, never touched or returned to the system. There is one bit
-    /// for each chunk.
+    /// Touched chunks that are not in use; chunks of zeros, never touched or returned to the system. One bit for each
+    /// chunk.
     used: u64,
     fresh: u64,
     /// When a chunk came back last, in events and in `decay`s.
@@ -144,7 +144,7 @@ impl Store {
         (self.kept_max, self.held_max) = (max.max(CHUNKS_KEPT_BYTES), held);
     }
 
-    /// How many touched bytes may wait now.
+    /// Returns how many touched bytes may be kept for reuse now.
     fn bound(&self) -> usize {
         self.kept_max.max(self.held_max.saturating_sub(self.out))
     }
@@ -224,7 +224,8 @@ impl Store {
         self.out
     }
 
-    /// Whether a run that was touched ahead of its use may come, so that `goal` bytes wait, and no more than ever may.
+    /// Returns whether a run that was touched ahead of its use may be added, so that `goal` bytes are kept, and never
+    /// more than the bound.
     pub(super) fn wants_touched(&self, goal: usize) -> bool {
         self.kept + RUN_BYTES <= goal.min(self.bound())
     }
@@ -289,7 +290,7 @@ impl Store {
         GiveBack::run(run)
     }
 
-    /// Called when the memory is zeros now.
+    /// Called when the content of the memory is zero now.
     pub(super) fn gave_back(&mut self, what: GiveBack) {
         let Some(class) = what.chunk else {
             self.bare.push(what.at);

@@ -1,6 +1,6 @@
 //! Connections that are passed between two tasks that stand for threads of one simulated node.
 //!
-//! Owns: where they are meanwhile. Does not own: the connections.
+//! Owns: their places meanwhile. Does not own: the connections.
 
 use super::SimConn;
 use std::cell::RefCell;
@@ -31,7 +31,7 @@ impl SimMoved {
     }
 
     pub(super) fn take(&self) -> Option<SimConn> {
-        // At the end of the thread nothing is left to be taken.
+        // At the end of the thread, no connection may be left that nobody took over.
         MOVING.try_with(|moving| moving.borrow_mut().1.remove(&self.0)).ok().flatten()
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that simulated processes pass to each other, and what the ends of a connection know of each other.
+//! Memory that simulated processes pass to each other, and what each end of a connection learns about the other.
 //!
 //! Owns: the model of both. All simulated processes share one arena. Writes to memory of a process that has ended have
 //! no effect, as if it had been the process's own.

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const GROUPS: usize = 32_768;
 const WAYS: usize = 4;
-/// Lookups after which a name is cached. Removing a tree looks each directory up three times and each file twice, and
-/// caching them would only mean invalidating them.
+/// Lookups after which a name is cached. If a tree is removed, each directory is looked up three times and each file
+/// twice; if their names were cached, they would have to be invalidated again.
 const OFTEN: u64 = 4;
 /// The lowest bits of a word are the counter, the others identify the name.
 const COUNT: u64 = 0xff;
@@ -56,8 +56,8 @@ impl Asked {
         count >= OFTEN && (count.is_power_of_two() || count.is_multiple_of(64))
     }
 
-    /// The name was cached, or should have been cached but there was no room. Its next lookup asks for it to be cached
-    /// again.
+    /// The name was cached, or should have been cached but there was no room. The name was cached, or should have been
+    /// cached: its next lookup requests that it is cached again.
     pub(crate) fn wants_again(&self, dir: Ino, name: &[u8]) {
         self.set(dir, name, OFTEN - 1);
     }
@@ -73,7 +73,8 @@ mod tests {
     use super::*;
 
     /// Goal: a name should be cached at its fourth lookup, then less and less often. If it was cached before, it should
-    /// be cached at once, and if it was changed, the count begins anew. Method: by hand.
+    /// be cached at once, and if it was changed, the count begins anew. Method: a sequence of lookups that the test
+    /// chooses.
     #[test]
     fn names_are_wanted_when_they_were_asked_for_often() {
         let asked = Asked::default();

@@ -63,7 +63,7 @@ const LATE_NS: u64 = 400_000_000;
 const LOOK: Duration = Duration::from_micros(500);
 /// The thread must be seen waiting for the same lock this many times in a row.
 const LOOKS: u32 = 3;
-/// Pause before an invalidation that failed is tried again.
+/// Pause before an invalidation that failed is repeated.
 const AGAIN: Duration = Duration::from_millis(10);
 /// Most invalidation threads. Each thread that was left behind waits for a directory in which this mount changes
 /// something.
@@ -180,7 +180,7 @@ impl Lender {
         Lender { top, ..Lender::default() }
     }
 
-    /// Whether requests of a thread are the mount's own.
+    /// Returns whether requests of a thread are the mount's own.
     #[inline]
     pub(crate) fn is_own(&self, tid: u32) -> bool {
         self.own.has(tid)
@@ -190,17 +190,18 @@ impl Lender {
         self.state.lock().phase == phase
     }
 
-    /// Whether the trial of the kernel is under way.
+    /// Returns whether the trial of the kernel is under way.
     pub(crate) fn is_starting(&self) -> bool {
         self.in_phase(Phase::Starting)
     }
 
-    /// Whether names are cached.
+    /// Returns whether names are cached.
     pub(crate) fn is_on(&self) -> bool {
         self.in_phase(Phase::On)
     }
 
-    /// Has the lookup thread walk a path, from a name in the root to the last one. False if too many paths are waiting.
+    /// Has the lookup thread walk a path, from a name in the root to the last one. Returns false if too many paths are
+    /// waiting.
     pub(crate) fn walk(&self, path: Vec<LentName>) -> bool {
         let mut state = self.state.lock();
         let is_taken = state.phase == Phase::On && state.walks.len() < WALKS_MAX;
@@ -222,8 +223,8 @@ impl Lender {
         (step.dir == dir && *step.name == *name).then(|| step.clone())
     }
 
-    /// To be called before the lookup thread's call is answered with a timeout. From here on, an invalidation of the
-    /// name waits for the end of the call. Returns false if the mount does not cache names any more.
+    /// It has to be called before the lookup thread's call is answered with a timeout. From here on, an invalidation of
+    /// the name waits for the end of the call. Returns false if the mount does not cache names any more.
     pub(crate) fn lends(&self, now_ns: u64) -> bool {
         let state = &mut *self.state.lock();
         let is_crowded = state.takers > TAKERS_MANY;
@@ -272,7 +273,7 @@ impl Lender {
         self.changed.notify_all();
     }
 
-    /// Caches nothing from now on. Returns the name that is being cached at this moment, if any.
+    /// From now on no name is cached. Returns the name that is being cached at this moment, if any.
     fn begin_to_end(&self) -> Option<LentName> {
         let mut state = self.state.lock();
         if state.phase != Phase::On {
@@ -318,8 +319,8 @@ mod tests {
         lender.state.lock().walking = Some(Walking { step: step(7), lent_ns: None, written: false });
     }
 
-    /// Goal: before names are cached, and after the end, an invalidation is done at once. In between, an invalidation
-    /// that the threads do not finish is reported at their end. Method: each phase in single calls.
+    /// Goal: before names are cached, and after the end, an invalidation is complete at once. In between, an
+    /// invalidation that the threads do not finish is reported when they end. Method: each phase in single calls.
     #[test]
     fn whoever_takes_back_is_told() {
         let told = Arc::new(AtomicUsize::new(0));
@@ -344,9 +345,9 @@ mod tests {
         assert_eq!(told.load(SeqCst), 3);
     }
 
-    /// Goal: an invalidation of a name that a call under way caches waits for the end of that call, and of no other. A
-    /// name that a late call has cached is invalidated. Method: single calls, with the invalidation on a thread of its
-    /// own.
+    /// Goal: if a call under way caches a name, an invalidation of that name waits for the end of that call, and of no
+    /// other. A name that a late call has cached is invalidated. Method: single calls, with the invalidation on a
+    /// thread of its own.
     #[test]
     fn the_taker_waits_for_the_call_that_lends() {
         let lender = lender(Phase::On);
@@ -405,7 +406,7 @@ mod tests {
         let root = rustix::fs::open(root.path(), OFlags::DIRECTORY, Mode::empty()).expect("its descriptor");
         std::thread::scope(|s| {
             let walker = s.spawn(|| lender.run_walker(&root, || 0));
-            // True when the walker has been woken from its wait.
+            // It is true when the walker has been woken from its wait.
             while !lender.to_walk.notify_one() {
                 assert!(!walker.is_finished(), "it has ended");
                 std::thread::yield_now();

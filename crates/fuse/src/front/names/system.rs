@@ -61,8 +61,8 @@ pub(crate) fn leave_signals() -> Result<(), Raw> {
 pub(crate) fn leave_descriptors(kept: &OwnedFd) -> Result<OwnedFd, Raw> {
     let kept = kept.as_raw_fd();
     let close = |first: i32, last: u32, flags: u32| {
-        // SAFETY: no memory is involved. With the first call the table is the thread's own; afterwards the thread uses
-        // only what is opened here and `kept`.
+        // SAFETY: no memory is involved. With the first call the table belongs to this thread alone; afterwards the
+        // thread uses only descriptors that are opened here, and `kept`.
         check(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
     };
     close(kept + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
@@ -95,7 +95,7 @@ pub(crate) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
 /// Opens an inode by its node id, with which the kernel ends the timeout of its name. Waits for no lock of a directory,
 /// and sends no request if the kernel knows the inode.
 ///
-/// Errors: `STALE` if the kernel does not know it.
+/// Errors: `STALE` if the kernel does not know the directory.
 pub(crate) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, Raw> {
     let words = [(node.0 >> 32) as u32, node.0 as u32, 0];
     let mut handle = Handle { bytes: 4 * HANDLE_WORDS as u32, kind: HANDLE_TYPE, words };
@@ -144,7 +144,7 @@ pub(crate) fn inode(fd: &OwnedFd) -> Option<Ino> {
 }
 
 /// The number of waits that a thread has begun, if it is looking a name up and waits for the lock of the directory or
-/// for another thread's lookup of the same name. `None` if it does not, or if the kernel does not tell.
+/// for another thread's lookup of the same name. Returns `None` if it does not, or if the kernel does not tell.
 pub(crate) fn waits_for_directory(tid: u32) -> Option<u64> {
     /// Functions of the kernel in which a lookup waits for nothing but these.
     const IN: &[&str] = &["walk_component", "lookup_slow", "__lookup_slow", "d_alloc_parallel", "d_wait_lookup"];

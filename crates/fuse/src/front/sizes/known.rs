@@ -9,7 +9,7 @@
 //! (`sizes`), which answers get a timeout (the client).
 //!
 //! Invariant: while `size` is known, either the kernel has it, or a thread was given it and takes it. All other answers
-//! on their way show this size, or are noted in `other`. So an answer with this size may be given whether the kernel
+//! on their way show this size, or are listed in `other`. So an answer with this size may be given whether the kernel
 //! keeps it or not. An answer with another size may be given only if no other thread was given an answer lately.
 
 use super::{ASKED_NS, FIXED_NS, ORDER_NS, TAKEN_NS, UNTAKEN_NS};
@@ -27,7 +27,7 @@ struct Given {
 impl Given {
     fn note(&mut self, tid: u32, now_ns: u64) {
         let [first, second] = self.last;
-        // It is not known which threads are behind thread id 0.
+        // It is not known which threads have thread id 0.
         if tid == 0 {
             self.rest_ns = now_ns;
         } else if tid == first.0 {
@@ -91,13 +91,14 @@ pub(super) struct Known {
     since_ns: u64,
     by: u32,
     by_before_ns: u64,
-    /// The kernel keeps the answer with this size only if nothing crosses it, and the kernel was not seen to have it.
+    /// The kernel keeps the answer with this size only if no other event crosses it; the kernel was not seen to have
+    /// this size yet.
     may_be_lost: bool,
     /// When answers were given that move the version of the attributes.
     given: Given,
     /// As `given`, only for answers with another size than `size` whose threads have not sent a request since.
     other: Given,
-    /// As `given`, but only for answers that the kernel caches whatever came in between.
+    /// The same as `given`, but only for answers that the kernel caches whatever happened in between.
     fixed: Given,
     /// When truncates were answered, and writes that made the file longer. Until the thread has taken the answer to
     /// such a change, the kernel keeps no other answer.
@@ -137,8 +138,9 @@ impl Known {
         }
     }
 
-    /// To be called before an answer that the kernel keeps if nothing crosses it. False if the kernel may end up with
-    /// another size; then nothing is noted. `is_changing`: whether a change of the file by this mount is under way.
+    /// It has to be called before an answer that the kernel keeps if no other event crosses it. Returns false if the
+    /// kernel may end up with another size; then nothing is noted. `is_changing`: whether a change of the file by this
+    /// mount is under way.
     pub(super) fn shows(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         let from_ns = answer.counts_from_ns();
@@ -158,8 +160,8 @@ impl Known {
         is_safe
     }
 
-    /// As `shows`, for an answer that shows no size to a program. False means that it has to be left out, because it
-    /// may be older than what was shown meanwhile.
+    /// Works as `shows`, for an answer that shows no size to a program. If the result is false, the answer has to be
+    /// left out, because it may be older than what was shown meanwhile.
     pub(super) fn shows_aside(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         if self.shows(answer, now_ns, is_changing) {
             return true;
@@ -174,15 +176,15 @@ impl Known {
         true
     }
 
-    /// Whether the request was read after the one whose answer brought `size`. If so, that thread had taken all earlier
-    /// answers when the request was sent, because the kernel passes requests on in order.
+    /// Returns whether the request was read after the one whose answer brought `size`. If so, that thread had taken all
+    /// earlier answers when the request was sent, because the kernel passes requests on in order.
     fn is_behind(&self, answer: Answer) -> bool {
         self.by == answer.tid
             || self.by_before_ns <= answer.counts_from_ns()
             || self.since_ns + ORDER_NS < answer.asked_ns
     }
 
-    /// Whether another thread was shown another size since the request was sent.
+    /// Returns whether another thread was shown another size since the request was sent.
     fn is_older(&self, Answer { tid, size, asked_ns, .. }: Answer) -> bool {
         self.size.is_some_and(|known| known != size) && self.since_ns >= asked_ns && self.by != tid
     }
@@ -201,8 +203,8 @@ impl Known {
         self.note(answer.tid, now_ns);
     }
 
-    /// Has to be called before an answer that the kernel caches whatever came in between. False if the answer may be
-    /// older than what a program was shown meanwhile.
+    /// It has to be called before an answer that the kernel caches whatever came in between. The result is false if the
+    /// answer may be older than what a program was shown meanwhile.
     pub(super) fn fixes(&mut self, answer: Answer, now_ns: u64) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         if self.is_older(answer) {
@@ -215,13 +217,13 @@ impl Known {
         true
     }
 
-    /// Has to be called before the answer to a truncate, or to an operation that the kernel treats as one.
+    /// It has to be called before the answer to a truncate, or to an operation that the kernel treats as one.
     pub(super) fn cuts(&mut self, tid: u32, now_ns: u64) {
         self.cut.note(tid, now_ns);
     }
 
-    /// Whether another thread may not have taken the answer to a change of the size yet. It has if it sends another
-    /// request about the file, or if the kernel was seen to have kept a later answer.
+    /// Returns whether another thread may not have taken the answer to a change of the size yet. The thread has taken
+    /// it if it sends another request about the file, or if the kernel was seen to have kept a later answer.
     pub(super) fn is_cut(&self, tid: u32, now_ns: u64) -> bool {
         match self.cut.to_others(tid) {
             0 => false,
@@ -237,7 +239,7 @@ impl Known {
         }
     }
 
-    /// Has to be called before the answer to a write: the file ends at `end` or later.
+    /// It has to be called before the answer to a write: the file ends at `end` or later.
     pub(super) fn wrote(&mut self, tid: u32, end: u64, now_ns: u64) {
         let is_longer = self.size.is_none_or(|size| size < end);
         if is_longer && self.size.is_some() {
@@ -263,8 +265,8 @@ impl Known {
         self.taken_back_ns = Some(now_ns);
     }
 
-    /// Whether an answer with this size may still be on its way to a thread other than `tid`. The kernel loses the size
-    /// if something crosses that answer.
+    /// Returns whether an answer with this size may still be on its way to a thread other than `tid`. The kernel loses
+    /// the size if something crosses that answer.
     pub(super) fn is_on_its_way(&self, tid: u32, now_ns: u64) -> bool {
         self.may_be_lost && (self.by != tid || tid == 0) && now_ns < self.since_ns + TAKEN_NS
     }
@@ -304,7 +306,7 @@ mod tests {
     }
 
     /// Goal: a single thread is answered at once, whatever happens to the file. So are other threads while the size
-    /// stays the same. Method: answers by hand.
+    /// stays the same. Method: a sequence of answers that the test chooses.
     #[test]
     fn one_at_a_time_and_the_same_size_cost_nothing() {
         let mut known = Known::new(Ino(7));
@@ -319,8 +321,9 @@ mod tests {
     }
 
     /// Goal: programs that change the file and request its size in turn are answered at once if the writer is known to
-    /// have taken the answers to its writes. Until then the kernel keeps no other answer, so nothing is safe. Method: a
-    /// writer and a thread that requests the size, and then a third thread; a writer that sends nothing more.
+    /// have taken the answers to its writes. Until then the kernel keeps no other answer, so no answer is given at
+    /// once. Method: a writer and a thread that requests the size, and then a third thread; a writer that sends nothing
+    /// more.
     #[test]
     fn turns_of_a_writer_that_goes_on_cost_nothing() {
         let (mut known, turn) = (Known::new(Ino(7)), |n: u64| NOW + 2 * n * ORDER_NS);
@@ -367,8 +370,8 @@ mod tests {
         assert_eq!(aside(6, NOW + 1), (true, None));
     }
 
-    /// Goal: after the kernel was seen to have a size, answers with this size are given, unless another event came in
-    /// between. Method: one check that overlaps an answer, and one that does not.
+    /// Goal: after the kernel was seen to have a size, answers with this size are given, unless another event happened
+    /// in between. Method: one check that overlaps an answer, and one that does not.
     #[test]
     fn a_size_that_was_seen_is_known() {
         let mut known = Known::new(Ino(7));

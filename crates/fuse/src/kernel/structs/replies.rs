@@ -4,7 +4,7 @@ use std::mem::size_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire! {
-    /// What stat shows.
+    /// The attributes that stat shows.
     Attr, 88 {
         /// Inode number.
         ino: u64,
@@ -28,7 +28,7 @@ wire! {
         mode: u32,
         /// Hard links.
         nlink: u32,
-        /// Owner.
+        /// The owner.
         uid: u32,
         /// Group.
         gid: u32,
@@ -36,7 +36,7 @@ wire! {
         rdev: u32,
         /// Preferred request size in bytes.
         blksize: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         flags: u32,
     }
 }
@@ -46,13 +46,13 @@ wire! {
     Statfs, 80 {
         /// All blocks.
         blocks: u64,
-        /// Free blocks.
+        /// Number of free blocks.
         bfree: u64,
         /// Blocks free for users.
         bavail: u64,
         /// All inodes.
         files: u64,
-        /// Free inodes.
+        /// Number of free inodes.
         ffree: u64,
         /// Preferred request size in bytes.
         bsize: u32,
@@ -100,13 +100,13 @@ wire! {
         time_gran: u32,
         /// Pages of the largest request.
         max_pages: u16,
-        /// Not used by this mount.
+        /// This mount does not use it.
         map_alignment: u16,
         /// Flags taken, high half.
         flags2: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         max_stack_depth: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         request_timeout: u16,
         /// Zero.
         unused16: [u16; 3],
@@ -162,7 +162,7 @@ wire! {
 }
 
 wire! {
-    /// What statx shows.
+    /// The attributes that statx shows.
     Statx, 256 {
         /// Which members are valid.
         mask: u32,
@@ -200,9 +200,9 @@ wire! {
         rdev_major: u32,
         /// Device number of a device node, minor.
         rdev_minor: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         dev_major: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         dev_minor: u32,
         /// Zero.
         spare2: [u64; 14],
@@ -232,7 +232,7 @@ wire! {
         fh: u64,
         /// How the kernel treats the open file.
         open_flags: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         backing_id: i32,
     }
 }
@@ -316,7 +316,7 @@ wire! {
     NotifyInvalInode, 24 {
         /// Inode.
         ino: u64,
-        /// First byte, negative for attributes alone.
+        /// First byte; negative if only attributes are concerned.
         off: i64,
         /// Number of bytes, 0 for all.
         len: i64,
@@ -342,7 +342,7 @@ wire! {
         start: u64,
         /// Last byte.
         end: u64,
-        /// `F_RDLCK`, `F_WRLCK`, or `F_UNLCK` if nothing is in the way.
+        /// `F_RDLCK`, `F_WRLCK`, or `F_UNLCK` if no lock conflicts.
         kind: u32,
         /// Process.
         pid: u32,

@@ -54,7 +54,7 @@ wire! {
 }
 
 wire! {
-    /// One element of BATCH_FORGET.
+    /// One element of a BATCH_FORGET.
     ForgetOne, 16 {
         /// Inode.
         nodeid: u64,
@@ -128,7 +128,7 @@ wire! {
 wire! {
     /// Arguments of RENAME; two names follow.
     RenameIn, 8 {
-        /// New parent.
+        /// The new parent.
         newdir: u64,
     }
 }
@@ -398,13 +398,13 @@ wire! {
 wire! {
     /// Arguments of COPY_FILE_RANGE.
     CopyFileRangeIn, 56 {
-        /// Handle to read from.
+        /// The handle to read from.
         fh_in: u64,
         /// First byte to read.
         off_in: u64,
-        /// Inode to write to.
+        /// The inode to write to.
         nodeid_out: u64,
-        /// Handle to write to.
+        /// The handle to write to.
         fh_out: u64,
         /// First byte to write.
         off_out: u64,

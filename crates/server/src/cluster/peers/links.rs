@@ -1,4 +1,4 @@
-//! Connections to other servers: opened on first use, kept, repaired by themselves.
+//! Connections to other servers: they are opened on first use, kept, and made again when they break.
 //!
 //! Owns: one link for each server, its addresses, and the tasks that wait for it to open. Does not own: the requests
 //! that are sent.
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a question waits for the first connection to a server, as it does for a later one.
+/// How long a request waits for the first connection to a server; it waits as long for a later one.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
 /// Pause between attempts, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -86,7 +86,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Dials until the link is open or no caller waits for it.
+    /// Tries to connect until the link is open or no caller waits for it.
     async fn open_link(self: &Rc<Self>, server: u64) {
         let (mut pause, mut told) = (PAUSES.0, false);
         loop {

@@ -23,14 +23,15 @@ use futures_channel::oneshot;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Most mounts: each may hold the credits' worth of requests and 131,072 tokens of a target.
+/// The most mounts of a server: each of them may have as many requests as it has credits, and 131,072 tokens of a
+/// target.
 const MOUNTS_MAX: usize = 1024;
 /// After this time a new mount is refused, with the reason that other mounts did not answer. This is shorter than the
 /// mount's timeout for one attempt [5 s].
 const ADMISSION: Duration = Duration::from_secs(4);
 
 impl<E: Env> SessionManager<E> {
-    /// Admits a client, and sends it what it needs to know.
+    /// Admits a client, and sends it the settings and the map that it needs.
     ///
     /// Errors: the reason why the client is not admitted.
     pub(super) async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
@@ -68,7 +69,7 @@ impl<E: Env> SessionManager<E> {
                 self.admit_further(hello.session).await?;
                 (true, NORMAL_CREDITS, URGENT_CREDITS)
             }
-            // To a run of its own that it does not know yet, another server says everything again.
+            // If another server has started again and does not know this run yet, it presents everything again.
             Role::Server => {
                 let known = self.admit_server(hello)?;
                 (known || ![0, self.facts.boot].contains(&hello.last_boot), PEER_CREDITS, PEER_CREDITS)
@@ -110,8 +111,8 @@ impl<E: Env> SessionManager<E> {
         })
     }
 
-    /// Lets a further connection of a mount in. Whether the session is still the one that the client means it sees by
-    /// its begin (`Welcome::begun`).
+    /// Admits a further connection of a mount. The client sees by `Welcome::begun` whether the session is still the
+    /// same.
     ///
     /// Errors: the session's first connection does not exist yet.
     async fn admit_further(&self, session: SessionId) -> std::result::Result<(), String> {
@@ -138,7 +139,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Lets a client in. Says whether its session was known.
+    /// Admits a client. Says whether its session was known.
     async fn admit(
         self: &Rc<Self>,
         hello: &Hello,
@@ -193,7 +194,7 @@ impl<E: Env> SessionManager<E> {
         }
         let entry = Entry { owner: comes, ..Entry::new(&hello.name, Role::Mount, State::Starting, now_ns) };
         self.sessions.borrow_mut().insert(hello.session, entry);
-        // A task of its own, because the handshake may end before it.
+        // This is a separate task, because the handshake may end before it.
         let (sender, mut receiver) = oneshot::channel();
         let (manager, hello) = (self.clone(), hello.clone());
         self.worker.env.spawn(async move {

@@ -5,7 +5,7 @@
 use amphi_wire::Role;
 use std::cell::Cell;
 
-/// Whether clients are let in.
+/// Whether clients are admitted.
 #[derive(Default)]
 pub(super) struct AdmissionState {
     closed: Cell<bool>,
@@ -18,7 +18,7 @@ pub(super) struct AdmissionState {
 }
 
 impl AdmissionState {
-    /// No client is admitted from now on.
+    /// From now on no client is admitted.
     pub(super) fn close(&self) {
         self.closed.set(true);
     }
@@ -37,17 +37,17 @@ impl AdmissionState {
         self.after_power_loss.set(held);
     }
 
-    /// Whether a client has to wait.
+    /// Returns whether a client has to wait.
     pub(super) fn must_wait(&self, role: Role) -> bool {
         self.held.get() || (self.after_power_loss.get() && role == Role::Mount)
     }
 
-    /// The session of a mount begins, or something has happened after which no mount can continue as the only one.
+    /// The session of a mount has begun, or an event has happened after which no mount can continue as the only one.
     pub(super) fn count_mount(&self) {
         self.mounts_started.set(self.mounts_started.get() + 1);
     }
 
-    /// How often such an event has happened.
+    /// Returns how often such an event has happened.
     pub(super) fn mounts_started(&self) -> u64 {
         self.mounts_started.get()
     }

@@ -108,7 +108,7 @@ impl Audit {
         kept || self.full == AuditFull::GoOn
     }
 
-    /// Whether a line of the kind is written now. If so, also how many were left out before it.
+    /// Returns whether a line of the kind is written now. If so, also how many lines were left out before it.
     fn admit(&self, kind: Kind, now_ns: u64) -> Option<u64> {
         let mut bursts = self.bursts.borrow_mut();
         let burst = bursts.entry(kind).or_default();
@@ -193,8 +193,8 @@ mod tests {
         }
     }
 
-    /// Goal: a flood of one kind leaves a bounded number of lines and the number of those left out. It does not keep
-    /// other kinds from being written. Method: more lines than the bound, then another time.
+    /// Goal: a flood of one kind leaves a bounded number of lines and the number of those left out. It does not prevent
+    /// lines of other kinds. Method: more lines than the bound, then another time.
     #[test]
     fn a_flood_is_counted() {
         let (audit, lines) = kept();

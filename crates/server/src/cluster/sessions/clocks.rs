@@ -22,7 +22,7 @@ pub(super) fn agree(hello: &Hello, here: Timespec) -> Result<(), String> {
     ))
 }
 
-/// A span as people read it.
+/// A span of time for output.
 fn shown(seconds: i64) -> String {
     match seconds {
         s if s >= 2 * 86_400 => format!("{} days", s / 86_400),

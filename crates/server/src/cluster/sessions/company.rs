@@ -6,8 +6,8 @@
 //! A mount in sole mode lets its kernel cache names and attributes for a fixed time, and targets grant no tokens.
 //! Before a second mount is welcomed, targets grant tokens and every mount has confirmed that nothing cached in sole
 //! mode is used any more. For the switch back, the last mount is informed first. Targets grant tokens until it has
-//! confirmed, so that what it cached under tokens can be revoked as long as it may be used. There is one switch at a
-//! time.
+//! confirmed, so that the entries that it cached under tokens can be revoked as long as they may be used. There is one
+//! switch at a time.
 //!
 //! Only the master decides and informs mounts, and switches its own targets. Other servers grant tokens unless the
 //! master has said recently that there is one mount (`step`). Before a second mount is welcomed, each of them has
@@ -30,12 +30,13 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Added to the time for which another server may go without tokens: how late its clock may be.
+/// This is added to the time for which another server may be without tokens, because its clock may be late by this
+/// much.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
 
 /// A sole mount of several servers that has received nothing from the master for 10 s acts as in shared mode
-/// (`crates/client`, `company`). This is how long a disconnected mount may act in sole mode on other servers. It
-/// includes a second for the mount's check and one for its clock.
+/// (`crates/client`, `company`). A disconnected mount may act in sole mode on other servers for this long. It includes
+/// a second for the mount's check and one for its clock.
 const CAUTION: Duration = Duration::from_secs(12);
 
 /// Whether a mount delays a switch.
@@ -116,7 +117,7 @@ impl<E: Env> SessionManager<E> {
     }
 
     /// After a start: mounts that may reconnect are in shared mode if there are several of them. They are in shared
-    /// mode too if sessions were cut off (`cut_off`) and may still use tokens, for which changes have to wait.
+    /// mode too if sessions that were cut off (`cut_off`) may still use tokens, for which changes have to wait.
     pub async fn begin(self: &Rc<Self>, cut_off: bool) -> Result<()> {
         if cut_off {
             let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
@@ -129,8 +130,8 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// Informs targets and mounts of the mode from now on. For a switch to sole mode, targets are informed later
-    /// (`part_company`).
+    /// Informs targets and mounts of the mode that is in force from now on. For a switch to sole mode, targets are
+    /// informed later (`part_company`).
     async fn announce(self: &Rc<Self>, company: bool) -> Result<()> {
         if self.rule.company.replace(company) == company {
             return Ok(());
@@ -244,7 +245,7 @@ impl<E: Env> SessionManager<E> {
         if self.rule.tokens.get() && self.mount_count() < 2 {
             let manager = self.clone();
             self.worker.env.spawn(async move {
-                // On an error targets continue to grant tokens, which costs speed alone.
+                // On an error targets continue to grant tokens, which only costs speed.
                 let _ = manager.part_company().await;
             });
         }

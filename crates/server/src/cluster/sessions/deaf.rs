@@ -2,17 +2,17 @@
 //!
 //! Owns: detecting that a session is *deaf* (unresponsive): its connection is alive, but a callback, revocation,
 //! glimpse or switch of mode is left without an answer and without a report that the client is at work. Does not own:
-//! clients that are not alive (a machine that hangs, a network that is cut). Such clients have until the callback
-//! deadline, since they may come back.
+//! clients that are not alive (a machine that hangs, a network that is cut). Such clients have time until the callback
+//! deadline, since they may connect again.
 //!
 //! An unresponsive client is evicted within `server.deaf_ms` [5 s]. Its tokens end at once, because it has read the
-//! message that requires it to return what it uses. This rule relies on three facts. First, a client that works answers
-//! at once, or reports at least every 3 s that it is at work (`LockKept`, `CompanyKept`). These reports come from the
-//! task that also answers `Ping`. Second, a stream keeps its order. If a `Ping` that was sent after a callback is
-//! answered, the client has read the callback, and the server has processed everything that the client sent before the
-//! answer. Third, the client has to be seen to run all the time: each `Ping`, one every `PING`, is answered within
-//! `PING`. A process that was stopped, a machine without a free core, a slow network, or a server that was stopped
-//! itself all cause a late answer, and then the observation starts anew.
+//! message that requires it to return them. This rule relies on three facts. First, a client that works answers at
+//! once, or reports at least every 3 s that it is at work (`LockKept`, `CompanyKept`). These reports come from the task
+//! that also answers `Ping`. Second, a stream keeps its order. If a `Ping` that was sent after a callback is answered,
+//! the client has read the callback, and the server has processed everything that the client sent before the answer.
+//! Third, the client has to be seen to run all the time: each `Ping`, one every `PING`, is answered within `PING`. A
+//! process that was stopped, a machine without a free core, a slow network, or a server that was stopped itself all
+//! cause a late answer, and then the observation starts anew.
 //!
 //! All of this is observed for each connection separately: the messages that were sent on it, and whether the `Ping`s
 //! on it are answered. The targets of a worker send their messages on the session's connection at that worker, or on
@@ -35,7 +35,7 @@ use std::time::Duration;
 const SUSPECT: Duration = Duration::from_millis(500);
 /// How often a suspected client gets a `Ping`, and how long it may take to answer.
 const PING: Duration = Duration::from_millis(400);
-/// A message counts only if it is this much older than the first answered `Ping`. It has been sent by then.
+/// A message counts only if it is this much older than the first answered `Ping`. By then it has been sent.
 const SENT: Duration = Duration::from_millis(300);
 /// How long a client that has to switch modes may send nothing. It reports each second that it is at work. A new mount
 /// waits for the switch, and is refused after 4 s.
@@ -89,8 +89,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Whether more such messages were sent to a session on a connection since the observation began. If not, the
-    /// observation ends.
+    /// Returns whether more such messages were sent to a session on a connection since the observation began. If not,
+    /// the observation ends.
     async fn asked_again(&self, session: SessionId, conn: ConnId) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
         let elsewhere =
@@ -102,15 +102,14 @@ impl<E: Env> SessionManager<E> {
         line.watched
     }
 
-    /// A connection of a session that may be deaf, while both last.
+    /// A connection of a session that may not be answering, as long as both exist.
     fn ear(&self, session: SessionId, conn: ConnId) -> Option<Line> {
         let sessions = self.sessions.borrow();
         let entry = sessions.get(&session).filter(|e| e.state == State::Alive)?;
         entry.lines().find(|line| line.conn == conn).copied()
     }
 
-    /// Whether the session has left unanswered, since then and without a sign of progress, any message that it got on a
-    /// connection.
+    /// If the connection was lost meanwhile, the unanswered messages are sent on the next one.
     async fn is_unanswered(&self, session: SessionId, conn: ConnId, since_ns: u64) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
         let first = self.sessions.borrow().get(&session).and_then(|e| e.conn).is_some_and(|first| first.conn == conn);
@@ -121,7 +120,7 @@ impl<E: Env> SessionManager<E> {
         self.front.is(usize::from(line.worker), Question::Unanswered(session, targets, since_ns)).await
     }
 
-    /// Only the master's switches of mode count. A mount answers only the master, even if another server has sent the
+    /// Counts only the master's switches of mode. A mount answers only the master, even if another server has sent the
     /// same switch.
     fn leaves_switch_unanswered(&self, session: SessionId, since_ns: u64) -> bool {
         if self.cluster().is_some_and(|c| !c.is_master()) {
@@ -155,7 +154,7 @@ impl<E: Env> SessionManager<E> {
                 return false;
             }
             alive_ns = match sign {
-                // Everything that was sent before has been read now.
+                // By now the client has read everything that was sent before.
                 Some(sign) if sign.has_read_all || alive_ns.is_some() => alive_ns.or(Some(now_ns)),
                 _ => None,
             };
@@ -200,7 +199,7 @@ impl<E: Env> SessionManager<E> {
         deaf.push_back(session);
     }
 
-    /// Whether a session has ended because it was deaf.
+    /// Returns whether a session has ended because it was deaf.
     pub(super) fn was_deaf(&self, session: SessionId) -> bool {
         self.deaf.borrow().contains(&session)
     }

@@ -1,7 +1,7 @@
 //! The end of sessions.
 //!
 //! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does
-//! not own: what a target releases (`crate::dispatch::target_requests`), what other servers do
+//! not own: the locks and opens that a target releases (`crate::dispatch::target_requests`), the work of other servers
 //! (`crate::cluster::master`, `crate::cluster::follower`).
 //!
 //! Invariant: a session's state is `Ending` before the first target is informed, and its entry is removed when the last
@@ -53,8 +53,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Ends a session that violated the protocol or did not reconnect. Its client may not know this, and may use what
-    /// it caches until its tokens expire.
+    /// Ends a session that violated the protocol or did not reconnect. Its client may not know this, and may use its
+    /// cached entries until its tokens expire.
     pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
         if let Some(follower) = self.cluster().filter(|c| !c.is_master()) {
             tracing::warn!("a session is evicted: {why}");
@@ -66,7 +66,7 @@ impl<E: Env> SessionManager<E> {
         self.end_now(session, SessionEnd::CutOff);
     }
 
-    /// Ends a session that is alive and does not answer. What it still uses is ignored from now on.
+    /// Ends a session that is alive and does not answer. Whatever the client still uses is ignored from now on.
     pub(crate) fn end_deaf(self: &Rc<Self>, session: SessionId, why: &str) {
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
@@ -79,14 +79,14 @@ impl<E: Env> SessionManager<E> {
         self.audit(Kind::Evicted, &[("session", &id), ("name", name), ("key", &key), ("why", why)]);
     }
 
-    /// After a loss of power: all sessions end.
+    /// Called after a loss of power: all sessions end.
     pub fn end_robbed(self: &Rc<Self>) {
         let after_power_loss: Vec<SessionId> = self.mounts().into_iter().map(|(session, _)| session).collect();
         after_power_loss.iter().for_each(|session| self.evict(*session, AFTER_POWER_LOSS));
         self.until_told(move |manager| after_power_loss.iter().all(|session| !manager.is_ending(*session)));
     }
 
-    /// Whether a session is being ended here.
+    /// Returns whether this server is ending a session.
     pub fn is_ending(&self, session: SessionId) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|e| e.state == State::Ending)
     }
@@ -171,7 +171,7 @@ impl<E: Env> SessionManager<E> {
         self.idle(session).await;
         if let Some(line) = first {
             self.cut(line, "the session has ended");
-            // Another worker may still be reading from the connection, so it is asked after the cut.
+            // Another worker may still be reading from the connection, so it is queried after the connection is cut.
             self.idle(session).await;
         }
         self.remove(session);
@@ -188,7 +188,7 @@ impl<E: Env> SessionManager<E> {
 
     pub(super) async fn end_politely(self: &Rc<Self>, session: SessionId) -> Result<Reply> {
         if self.cluster().is_some_and(|c| !c.is_master()) {
-            // The mount has told the master, or will.
+            // The mount has informed the master, or will do so.
             return Ok(Reply::Done);
         }
         match self.sessions.borrow_mut().get_mut(&session) {
@@ -209,8 +209,8 @@ impl<E: Env> SessionManager<E> {
     }
 }
 
-/// Ends a session on every target. First all targets stop executing its requests, and then they release what it holds.
-/// A target that fails does not prevent this on the others.
+/// Ends a session on every target. First all targets stop executing its requests, and then they release its locks and
+/// opens. A target that fails does not prevent this on the others.
 ///
 /// Errors: the first of a target.
 ///

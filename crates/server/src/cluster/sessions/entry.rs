@@ -14,7 +14,7 @@ pub(super) enum State {
     Alive,
     /// Being removed from the targets.
     Ending,
-    /// Removed from the targets here; other servers may still have something of it.
+    /// The session is removed from the targets of this server; other servers may still have some of its state.
     EndingElsewhere,
 }
 
@@ -50,7 +50,7 @@ impl Line {
     }
 }
 
-/// One session.
+/// The state of one session.
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) role: Role,
@@ -62,7 +62,7 @@ pub(super) struct Entry {
     pub(super) conn: Option<Line>,
     /// Further connections of the session, by number.
     pub(super) more: BTreeMap<u16, Line>,
-    /// How connection 0 is protected. `None` means that it does not leave the machine.
+    /// How connection 0 is protected. `None` means that the connection does not leave the machine.
     pub(super) secure: Option<Secure>,
     /// Whether the client has passed memory to the server.
     pub(super) memory: bool,

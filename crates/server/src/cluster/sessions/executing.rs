@@ -41,7 +41,7 @@ impl Executing {
         self.all.get()
     }
 
-    /// Whether a request of the session is executed.
+    /// Returns whether a request of the session is executed.
     pub(super) fn has(&self, session: SessionId) -> bool {
         self.by_session.borrow().contains_key(&session)
     }

@@ -7,9 +7,10 @@
 //!
 //! Worker 0 accepts connections, executes the handshake and admits sessions. Then it passes the connection of a mount
 //! to the worker that serves it, which reads, checks, executes, answers and pushes without involving worker 0. The
-//! worker gets with the connection what it needs for that: the owner of the session, and its gate. Worker 0 closes the
-//! gate for all workers at once (`Gate::close`) or replaces it (`Gate::replaced`). Each target itself knows whether a
-//! session exists. Connections of servers and administrators, and connections inside the process, stay with worker 0.
+//! worker gets with the connection the objects that it needs for that: the owner of the session, and its gate. Worker 0
+//! closes the gate for all workers at once (`Gate::close`) or replaces it (`Gate::replaced`). Each target itself knows
+//! whether a session exists. Connections of servers and administrators, and connections inside the process, stay with
+//! worker 0.
 //!
 //! Invariants: worker 0 registers a connection before the worker that gets it learns of it, and every message about it
 //! uses the same queue. So each message concerns a connection that its receiver has or had. A connection that is given
@@ -39,7 +40,7 @@ use std::task::{Context, Waker};
 
 /// Messages between worker 0 and the workers with connections.
 pub(super) enum FrontMessage {
-    /// From worker 0: serve this connection.
+    /// From worker 0: take over and serve this connection.
     Adopt { parcel: Parcel, owner: Owner, gate: Option<Arc<Gate>> },
     /// From worker 0: send this message.
     Push { conn: ConnId, push: Push },
@@ -47,30 +48,30 @@ pub(super) enum FrontMessage {
     Cut { conn: ConnId, why: String },
     /// From worker 0: send goodbye on all connections.
     Shutdown,
-    /// From worker 0: a query, to be answered by `Told`.
+    /// From worker 0: a query, which is answered by `Told`.
     Ask { token: u64, question: Question },
-    /// To worker 0: the answer.
+    /// To worker 0: the answer to a query.
     Told { token: u64, told: Told },
-    /// To worker 0: a request about the whole server, to be answered by `Answered`.
+    /// To worker 0: a request about the whole server, which is answered by `Answered`.
     Request { token: u64, request: Box<WholeRequest> },
-    /// From worker 0: the answer to a query.
+    /// From worker 0: the answer to such a request.
     Answered { token: u64, answer: Box<Answer> },
     /// To worker 0: a connection has ended. `clean` has the same meaning as in `Handler::disconnected`.
     Gone { session: SessionId, conn: ConnId, clean: bool },
     /// To worker 0: a message that needs an answer was sent to the client on this connection, so the client has to be
     /// observed.
     Watch { session: SessionId, conn: ConnId },
-    /// To worker 0: the client's users were squashed in so many requests that the audit log has to record it.
+    /// To worker 0: the client's users were squashed in this many requests, which the audit log has to record.
     Squashed { conn: ConnId },
 }
 
 /// A query of worker 0 to a worker with connections.
 pub(super) enum Question {
-    /// Whether a request is being executed: one of this session, or any.
+    /// Whether a request is being executed: one of this session, or any request.
     Executing(Option<SessionId>),
     /// Whether there is a connection.
     Connected,
-    /// `Connections::probe`.
+    /// The message for `Connections::probe`.
     Probe(ConnId),
     /// Whether more such messages were sent to the client since the observation began. If not, the observation ends.
     AskedAgain(SessionId, ConnId),
@@ -96,7 +97,7 @@ pub(super) struct WholeRequest {
 }
 
 impl WholeRequest {
-    /// The request as it arrived, except for its connection: it is answered by its number alone.
+    /// The request as it arrived, except for its connection, because the answer refers to it only by its number.
     pub(super) fn incoming(self) -> Incoming {
         let WholeRequest { session, role, bound, conn, id, call } = self;
         let route = ReplyRoute { conn, id };
@@ -105,7 +106,7 @@ impl WholeRequest {
     }
 }
 
-/// Whether worker 0 answers a request, whichever worker received it.
+/// Returns whether worker 0 answers a request, whichever worker received it.
 pub(super) fn is_whole(op: &Request) -> bool {
     matches!(
         op,
@@ -121,8 +122,8 @@ pub(super) fn is_whole(op: &Request) -> bool {
     )
 }
 
-/// Whether a client may send this request; the call then gets the user on whose behalf it is executed. `squashed` is
-/// called if that is another user than the client sent.
+/// Returns whether a client may send this request; the call then gets the user on whose behalf it is executed.
+/// `squashed` is called if that is another user than the client sent.
 ///
 /// Errors: `Perm`, `ReadOnly`, or `Io` if the client's key has been removed.
 pub(super) fn may_ask(incoming: &mut Incoming, gate: Option<&Gate>, squashed: impl FnOnce(&Gate)) -> Result<()> {
@@ -139,12 +140,12 @@ pub(super) fn may_ask(incoming: &mut Incoming, gate: Option<&Gate>, squashed: im
     passed
 }
 
-/// Whether a message wants an answer.
+/// Returns whether a message wants an answer.
 pub(super) fn is_question(push: &Push) -> bool {
     matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
 }
 
-/// A connection of a mount, as the worker that serves it has it.
+/// A connection of a mount, on the worker that serves it.
 struct Line {
     conn: ConnId,
     owner: Owner,
@@ -173,7 +174,7 @@ pub struct Front<E: Env> {
     pub(super) worker: Rc<Worker<E>>,
     pub(super) connections: Rc<Connections>,
     pub(super) executing: Executing,
-    /// At workers other than 0: the gates, by connection.
+    /// At workers other than 0: the gates of connections.
     gates: RefCell<BTreeMap<ConnId, Arc<Gate>>>,
     /// At workers other than 0: connections of mounts, by session and number.
     lines: RefCell<BTreeMap<(SessionId, u16), Line>>,
@@ -201,7 +202,7 @@ impl<E: Env> Front<E> {
         self.worker.send(to, Lane::Urgent, Message::Sessions(Box::new(message)));
     }
 
-    /// Sends a query to a worker. `None` if the worker ends before it answers.
+    /// Sends a query to a worker. Returns `None` if the worker ends before it answers.
     pub(super) async fn ask(self: &Rc<Self>, worker: usize, question: Question) -> Option<Told> {
         if worker == usize::from(self.worker.index) {
             return Some(self.answer(question).await);
@@ -214,12 +215,12 @@ impl<E: Env> Front<E> {
         receiver.await.ok()
     }
 
-    /// Whether a worker answers the query with yes.
+    /// Returns whether a worker answers the query with yes.
     pub(super) async fn is(self: &Rc<Self>, worker: usize, question: Question) -> bool {
         matches!(self.ask(worker, question).await, Some(Told::Is(true)))
     }
 
-    /// Whether any worker answers the query with yes.
+    /// Returns whether any worker answers the query with yes.
     pub(super) async fn any(self: &Rc<Self>, question: impl Fn() -> Question) -> bool {
         for worker in 0..usize::from(self.worker.workers) {
             if self.is(worker, question()).await {
@@ -256,7 +257,7 @@ impl<E: Env> Front<E> {
         }
     }
 
-    /// Executes a request that has passed, and answers it.
+    /// Executes a request that the gate has let pass, and answers it.
     pub(super) fn execute(self: &Rc<Self>, incoming: Incoming, gate: Option<Arc<Gate>>) {
         let tree = gate.as_ref().and_then(|gate| gate.tree());
         let gate = gate.filter(|gate| gate.translates());
@@ -277,7 +278,7 @@ impl<E: Env> Front<E> {
             let id = incoming.id();
             let Incoming { session, route, mut call, payload, .. } = incoming;
             if let Request::GlimpseReply { id, .. } = call.op {
-                // The answer goes to the target that asked.
+                // The answer goes to the target that sent the query.
                 call.target = glimpse::target_of(id);
             }
             let acl = gate.is_some() && Gate::asks_for_acl(&call.op);
@@ -295,7 +296,7 @@ impl<E: Env> Front<E> {
         }
     }
 
-    /// The gate of a connection at another worker than 0, as worker 0 last set it.
+    /// The gate of a connection of a worker other than 0, as worker 0 last set it.
     fn gate(&self, conn: ConnId) -> Option<Arc<Gate>> {
         let mut gates = self.gates.borrow_mut();
         let gate = gates.get_mut(&conn)?;

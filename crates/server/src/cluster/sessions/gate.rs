@@ -1,8 +1,9 @@
-//! `Gate`: the one place that every request of a client passes before anything is done for it.
+//! `Gate`: the single place that every request of a client passes before anything is done for it.
 //!
-//! Owns: the class of each request (`class_of`, for which the compiler checks the whole list), what the holder of a key
-//! may request, as which users its users count, and which users and groups it is shown. Does not own: the holders of
-//! keys (`membership::keys`), the rights of this machine's users on a Unix socket (`trust`), and permissions of files.
+//! Owns: the class of each request (`class_of`, for which the compiler checks that the list is complete), what the
+//! holder of a key may request, as which users its users count, and which users and groups the client sees in answers.
+//! Does not own: the holders of keys (`membership::keys`), the rights of this machine's users on a Unix socket
+//! (`trust`), and permissions of files.
 //!
 //! The rights of a session are determined when its connection is made, and again when the registry changes. A request
 //! costs one look-up in a table of connections with keys, and nothing if that table is empty. Credentials are replaced
@@ -31,7 +32,7 @@ use crate::session::reach::{Tree, may_reach};
 pub(super) enum Class {
     /// A mount reads names, attributes or data, or does something that changes none of them.
     Look,
-    /// A mount changes names, attributes or data, or gets the right to.
+    /// A mount changes names, attributes or data, or acquires the right to do so.
     Change,
     /// A mount answers a message of the server, or returns something; or it begins or ends its session.
     Session,
@@ -94,7 +95,8 @@ pub(super) fn class_of(op: &Request) -> Class {
         | Request::Allocate { .. }
         | Request::Spread { .. }
         | Request::GroupLock { .. }
-        // Limits are a matter of the file system, for its super-user, as owners of files are.
+        // Limits concern the whole file system, so only its super-user may set them, as only he may change owners of
+        // files.
         | Request::SetLimits { .. }
         | Request::NewProject
         | Request::PagesWrite { .. } => Class::Change,
@@ -130,7 +132,8 @@ fn change_if(changes: bool) -> Class {
     if changes { Class::Change } else { Class::Look }
 }
 
-/// Whether a request changes a server. Of the clients without a key of their own, only trusted ones may send it.
+/// Returns whether a request changes a server. If the client has no key of its own, it may send the request only if it
+/// is trusted.
 pub(super) fn changes_servers(op: &Request) -> bool {
     match op {
         // Every admitted client may read the sums.
@@ -139,8 +142,8 @@ pub(super) fn changes_servers(op: &Request) -> bool {
     }
 }
 
-/// The rights of the holder of a key on one connection. The worker with the connection checks it, the worker with the
-/// sessions closes it.
+/// The rights of the holder of a key on one connection. The worker with the connection checks this flag, and the worker
+/// with the sessions sets it.
 #[derive(Debug)]
 pub(super) struct Gate {
     /// The key with which the connection was made.
@@ -163,7 +166,7 @@ impl Gate {
         Gate { key, entry, role, closed, squashed, next }
     }
 
-    /// The gate of the same connection with another entry. It replaces this one from now on, at every worker.
+    /// The gate of the same connection with another entry. It replaces this gate from now on, at every worker.
     pub(super) fn replaced(&self, entry: KeyEntry) -> Arc<Gate> {
         self.next.get_or_init(|| Arc::new(Gate::new(self.key, entry, self.role))).clone()
     }
@@ -182,24 +185,24 @@ impl Gate {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the gate was closed.
+    /// Returns whether the gate was closed.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Requests whose users or groups were replaced, or that were refused for them.
+    /// Number of requests whose users or groups were replaced, or that were refused because of them.
     pub(super) fn squashed(&self) -> u64 {
         self.squashed.load(Ordering::Relaxed)
     }
 
-    /// Whether the last refusal has to be recorded. The first one is, and then each one that makes the number ten times
-    /// as large.
+    /// Returns whether the last refusal has to be recorded. The first one is, and then each one that makes the number
+    /// ten times as large.
     pub(super) fn is_noteworthy(&self) -> bool {
         let count = self.squashed();
         count > 0 && count == 10u64.pow(count.ilog10())
     }
 
-    /// Whether the client is shown other numbers of users and groups than the servers have.
+    /// Returns whether the client is shown other numbers of users and groups than the servers have.
     pub(super) fn translates(&self) -> bool {
         let Squash { uids, gids, .. } = &self.entry.squash;
         !uids.is_empty() || !gids.is_empty()
@@ -210,7 +213,8 @@ impl Gate {
         self.entry.subtree.as_ref().map(Tree::of)
     }
 
-    /// Whether the holder may send this request. If so, the call gets the credentials with which it is executed.
+    /// Returns whether the holder may send this request. If so, the call gets the credentials with which it is
+    /// executed.
     ///
     /// Errors: `Perm`, `ReadOnly`, or `Io` if its key has been removed.
     pub(super) fn pass(&self, incoming: &mut Incoming) -> Result<()> {
@@ -259,7 +263,7 @@ impl Gate {
         }
     }
 
-    /// Replaces whom the call is made for, and the numbers in it, by what they are on the servers.
+    /// Replaces the credentials of the call, and the user numbers in it, by those that they stand for on the servers.
     fn act_as(&self, call: &mut Call) -> Result<()> {
         let squash = &self.entry.squash;
         let (counts, replaced) = match squashed(squash, &call.cred) {
@@ -292,7 +296,7 @@ impl Gate {
                 AccountKind::Group => account.id = id(&squash.gids, account.id)?,
                 AccountKind::Project => {}
             },
-            // A place in the list is one of the servers' numbers, which this mount does not have.
+            // A position in the list is one of the servers' numbers, which this mount does not have.
             Request::Accounts { .. } => return Err(Errno::NotSupported),
             Request::SetXattr { name, value, .. } if is_acl(name) => {
                 translate_acl(value, |is_user, n| id(if is_user { &squash.uids } else { &squash.gids }, n))?;
@@ -376,14 +380,14 @@ impl Gate {
         }
     }
 
-    /// Whether the answer to a request is the value of an access control list.
+    /// Returns whether the answer to a request is the value of an access control list.
     pub(super) fn asks_for_acl(op: &Request) -> bool {
         matches!(op, Request::GetXattr { name, .. } if is_acl(name))
     }
 }
 
-/// Whether a request is made for a program, whose rights decide about it. Others a mount makes for itself, in the name
-/// of root.
+/// Returns whether a request is made on behalf of a program, whose rights then decide about it. A mount makes all other
+/// requests for itself, in the name of root.
 fn is_of_a_program(op: &Request) -> bool {
     matches!(
         op,
@@ -460,7 +464,8 @@ const ACL_ENTRY: usize = 8;
 const ACL_USER: u16 = 0x02;
 const ACL_GROUP: u16 = 0x08;
 
-/// Replaces the numbers in the value of an access control list. `id` is told whether a number is a user's.
+/// Replaces the numbers in the value of an access control list. `id` is called with a word that says whether the number
+/// is a user's, and with the number.
 fn translate_acl(value: &mut [u8], id: impl Fn(bool, u32) -> Result<u32>) -> Result<()> {
     let Some(entries) = value.get_mut(ACL_HEAD..) else { return Ok(()) };
     for entry in entries.chunks_exact_mut(ACL_ENTRY) {

@@ -23,10 +23,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why the session of a removed key ends.
+/// The reason why the session of a removed key ends.
 const REMOVED: &str = "its key has been removed";
 
-/// Why a connection has to be made again.
+/// The reason why a connection has to be made again.
 const CHANGED: &str = "its key may count from other addresses now";
 
 /// How long a connection of a removed key may take to receive the last answer.
@@ -35,8 +35,8 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// A client's key, and its entry in the registry.
 pub(super) type Keyed = (Fingerprint, KeyEntry);
 
-/// The entry of another server's key before the registry is known. It has the number of no key, so the connection ends
-/// with the first registry, and the next connection is looked up in that registry.
+/// The entry of another server's key before the registry is known. It has a number that no key has, so the connection
+/// ends with the first registry, and the next connection is checked against that registry.
 fn provisional(key: Fingerprint) -> KeyEntry {
     KeyEntry {
         name: "server".into(),
@@ -52,7 +52,7 @@ fn provisional(key: Fingerprint) -> KeyEntry {
     }
 }
 
-/// Whether a client in a role may connect as something.
+/// Returns whether a client in a role may connect as something.
 fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
     match (key, connects) {
         (KeyRole::Client, Role::Mount | Role::Admin)
@@ -102,7 +102,7 @@ impl<E: Env> SessionManager<E> {
         };
         if role == Role::Server && (!book.is_compared() || book.find(key).is_none()) {
             // Servers that know the cluster key are admitted by it as long as it is valid, also before their own keys
-            // are added. And a server that comes for the first time knows no registry, but perhaps its master's key.
+            // are added. And a server that connects for the first time has no registry, but perhaps its master's key.
             if peer.knows_cluster_key && !book.registry().require_identity {
                 return Ok(None);
             }
@@ -129,7 +129,7 @@ impl<E: Env> SessionManager<E> {
         Ok(Some((key, entry)))
     }
 
-    /// Whether a key may have one more mount.
+    /// Returns whether a key may have one more mount.
     ///
     /// Errors: it has as many as it may.
     pub(super) fn check_sessions(&self, entry: &KeyEntry) -> std::result::Result<(), String> {
@@ -143,7 +143,7 @@ impl<E: Env> SessionManager<E> {
 
     /// Called when a connection was made: from now on its requests pass its gate.
     ///
-    /// Errors: it may not stay, since the registry has changed meanwhile.
+    /// Errors: the connection must end, since the registry has changed meanwhile.
     pub(super) fn set_gate(&self, guest: Guest, peer: &Peer) -> std::result::Result<(), String> {
         let Guest { session, role, conn, .. } = guest;
         let Some((fingerprint, entry)) = self.key_of(peer, role)? else {
@@ -179,7 +179,7 @@ impl<E: Env> SessionManager<E> {
         self.audit(Kind::Squashed, &[("key", &gate.entry.name), ("fingerprint", &key), ("requests", &count)]);
     }
 
-    /// The registry has changed: sessions and connections that it does not allow any more end, at once.
+    /// The registry has changed: sessions and connections that it no longer permits end at once.
     pub(crate) fn keys_changed(self: &Rc<Self>) {
         let Some(cluster) = self.cluster() else { return };
         let counts = |key: Fingerprint, id: u64| cluster.keys.find(key).is_some_and(|e| e.id == id);
@@ -225,7 +225,7 @@ impl<E: Env> SessionManager<E> {
         found.copied().unwrap_or(Line::new(0, conn))
     }
 
-    /// Connections whose entry has changed use a gate for the new entry from this step on. Returns connections whose
+    /// From this step on, connections whose entry has changed use a gate for the new entry. Returns connections whose
     /// address may not be permitted any more: they have to connect again, and their requests are sent again then.
     fn change_gates(&self, registry: &KeyRegistry) -> Vec<ConnId> {
         let mut moved = Vec::new();
@@ -311,8 +311,8 @@ impl<E: Env> SessionManager<E> {
         self.sessions.borrow().get(&session).and_then(|e| Some(e.key.as_ref()?.name.clone())).unwrap_or_default()
     }
 
-    /// The tree to which the key of a session is bound, as its administrator named it. It is empty if the key is not
-    /// bound.
+    /// The tree to which the key of a session is bound, with the name that its administrator gave. It is empty if the
+    /// key is not bound.
     pub(super) fn subtree_of(&self, entry: &Entry) -> String {
         let (Some(cluster), Some(key)) = (self.cluster(), &entry.key) else { return String::new() };
         let found = cluster.keys.find(key.fingerprint).filter(|found| found.id == key.id);
@@ -337,7 +337,7 @@ impl<E: Env> SessionManager<E> {
         self.audit(Kind::Admitted, &fields)
     }
 
-    /// Called when a client was not let in.
+    /// Called when a client was not admitted.
     pub(super) fn note_refused(&self, hello: &Hello, peer: &Peer, why: &str) {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
         let fingerprint = match peer.proved {
@@ -365,7 +365,7 @@ fn proved(peer: &Peer) -> &'static str {
     }
 }
 
-/// The settings of a change as the audit log has them.
+/// The settings of a change in the form of the audit log.
 fn settings_described(settings: &KeySettings) -> String {
     let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max, subtree } = settings;
     let mut text = String::new();
@@ -394,7 +394,7 @@ fn subtree_described(tree: &Subtree) -> String {
     format!("{} (inode {}, project {})", tree.path, tree.root, tree.project)
 }
 
-/// A change as the audit log has it.
+/// A change in the form of the audit log.
 fn described(change: &KeyChange) -> String {
     match change {
         KeyChange::Add(e) => {

@@ -1,4 +1,4 @@
-//! `Rule`: whether mounts are in sole or shared mode, and what is still in use from an earlier mode.
+//! `Rule`: whether mounts are in sole or shared mode, and which rights of an earlier mode may still be in use.
 //!
 //! Owns: the mode in force, the number of its last switch, and until when leases of an earlier mode may be used. Does
 //! not own: the order of the steps of a switch, and informing mounts and targets (`company`).
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Added to the time that a kernel may cache: how late its clock may be.
 pub(super) const KERNEL_MARGIN_NS: u64 = 1_000_000_000;
 
-/// How long a mount that was refused is waited for.
+/// For how long a mount that was refused is expected to try again.
 const WANTED_NS: u64 = 60_000_000_000;
 
 /// The rule that is in force.
@@ -35,7 +35,7 @@ pub(super) struct Rule {
     /// When other servers last got the answer that there is one mount, monotonic ns. Servers that are not in the map
     /// got none since `started_ns`.
     pub(super) told_alone_ns: RefCell<BTreeMap<u64, u64>>,
-    /// When this run began. An earlier run may have given such answers until then.
+    /// When this run began. Until then, mounts may have such answers from an earlier run.
     pub(super) started_ns: u64,
     /// The last switch to company of which all other servers know.
     pub(super) all_grant: Cell<u64>,
@@ -66,12 +66,13 @@ impl Rule {
         self.change.get()
     }
 
-    /// Called when a mount is told that its kernel may cache for this long.
+    /// Called when a mount gets the permission for its kernel to cache for this long.
     pub(super) fn lend(&self, token_ms: u64) {
         self.kernel_ns.set(self.kernel_ns.get().max(token_ms * 1_000_000));
     }
 
-    /// Called when a mount was refused because others had not answered yet. Their answers count when it tries again.
+    /// Called when a mount was refused because other mounts had not answered yet. Their answers count when the refused
+    /// mount tries again.
     pub(super) fn wanted(&self, now_ns: u64) {
         self.wanted_until_ns.set(now_ns + WANTED_NS);
     }

@@ -8,8 +8,8 @@
 //! as the user who runs the server, or it knows the cluster key. Mounts of root are such clients. A bound client is
 //! another user of this machine, who was permitted to connect to a Unix socket. Such a client is a mount, or it reads
 //! the server's status. It sees no sessions except its own, and changes nothing of the server. Its requests are
-//! executed as this user, with those groups named in a request that the user really has. Requests for the mount's own
-//! purposes, which name root (locks, write-back, its open files), are executed as that user as well.
+//! executed as this user, with those groups named in a request to which the user really belongs. Requests for the
+//! mount's own purposes, which name root (locks, write-back, its open files), are executed as that user as well.
 
 use super::entry::Entry;
 use super::gate::changes_servers;
@@ -18,10 +18,10 @@ use amphi_types::{Caps, Cred, Errno, Result};
 use amphi_wire::keys::KeyEntry;
 use amphi_wire::{Call, Hello, Push, Role};
 
-/// Why a bound client is no server.
+/// The reason why a bound client is no server.
 const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom this server runs as";
 
-/// The owner of a session: no other client takes it over.
+/// The owner of a session: no other client can take the session over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The owner is not known since this server was started. A client that knows the session's number, which is random
@@ -54,7 +54,7 @@ impl Owner {
     }
 }
 
-/// Whether a client may connect in the role that it claims, and for this session.
+/// Returns whether a client may connect in the role that it claims, and for this session.
 ///
 /// Errors: the reason why the client may not connect.
 pub(super) fn may_come(
@@ -84,7 +84,7 @@ pub(super) enum Viewer {
 }
 
 impl Viewer {
-    /// Whether the viewer may see a session.
+    /// Returns whether the viewer may see a session.
     pub(super) fn may_see(self, session: &Entry) -> bool {
         match self {
             Viewer::Anybody => true,
@@ -103,7 +103,7 @@ pub(super) fn as_told(owner: Owner, push: Push) -> Push {
     }
 }
 
-/// Whether a client may send this request. If so, `call` gets the credentials with which it is executed.
+/// Returns whether a client may send this request. If so, `call` gets the credentials with which it is executed.
 ///
 /// Errors: `Perm`.
 pub(super) fn may_ask(incoming: &mut Incoming) -> Result<()> {

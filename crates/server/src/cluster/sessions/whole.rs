@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 impl<E: Env> SessionManager<E> {
-    /// The answer to a request about the whole server, and whether the session is over with it.
+    /// The answer to a request about the whole server, and whether it ends the session.
     pub(super) async fn serve(self: &Rc<Self>, incoming: Incoming) -> (Answer, bool) {
         let session = incoming.session;
         let result = match incoming.call.op {
@@ -73,7 +73,7 @@ impl<E: Env> SessionManager<E> {
         Ok((status, rows))
     }
 
-    /// Shows tunables, or sets them; then every target has taken them over.
+    /// Shows tunables, or sets them; when it returns, every target uses the new values.
     async fn tunables(&self, pattern: &str, value: Option<&str>, by: &str) -> Result<Reply> {
         let applied = self.worker.tunables.apply(pattern, value);
         if let Some(value) = value {

@@ -26,7 +26,7 @@ impl FileLockTable {
         self.closing.ask(now_ns, holders)
     }
 
-    /// Called when the session has released the locks of what it closed.
+    /// Called when the session has released the locks of the descriptors that it closed.
     pub fn closed(&self, session: SessionId, id: u64) {
         self.closing.answered(session, id);
     }

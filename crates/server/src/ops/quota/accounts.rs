@@ -7,6 +7,7 @@ use crate::ops::quota::LEDGER;
 use crate::ops::quota::counting::PAGE;
 use crate::ops::quota::ledger::{pool, tell_all, watch_soft_limits};
 use crate::worker::request::RequestCx;
+use crate::zone_target::gate::Hold;
 use amphi_env::{Env, timeout};
 use amphi_quota::Standing;
 use amphi_types::item::Txn;
@@ -17,7 +18,8 @@ use futures_util::future::join_all;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long setting a limit waits for targets that do not answer. Such targets get the limit when they are back.
+/// How long setting a limit waits for targets that do not answer. Such targets get the limit when they are reachable
+/// again.
 const TOLD_WITHIN: Duration = Duration::from_secs(3);
 
 impl<E: Env> RequestCx<E> {
@@ -99,9 +101,12 @@ impl<E: Env> RequestCx<E> {
             return Err(Errno::Inval);
         }
         self.reserve(256).await?;
+        // What targets return while a limit is divided belongs to that limit.
+        let turn = self.target.counts.quota.dealing.take(vec![(account, Hold::Exclusive)]).await;
         let before = self.target.counts.quota.ledger.borrow().standing(account).unwrap_or_default();
         let over_since_s = if before.limits.soft == limits.soft { before.over_since_s } else { 0 };
         self.keep_limits(account, Standing { limits, over_since_s }).await?;
+        drop(turn);
         self.tell_all(Some(account)).await;
         watch_soft_limits(&self.worker, &self.target);
         Ok(Reply::Done)
@@ -117,9 +122,9 @@ impl<E: Env> RequestCx<E> {
         self.target.zone.stable(lsn).await
     }
 
-    /// All targets drop their knowledge of an account. Targets that cannot be reached do so when they are back.
+    /// Makes all targets drop their knowledge of an account. Targets that cannot be reached do so when they are back.
     async fn tell_all(&self, account: Option<Account>) {
-        let told = tell_all(&self.worker, account);
+        let told = tell_all(&self.worker, &self.target, account);
         let _ = timeout(&self.worker.env, TOLD_WITHIN, told).await;
     }
 
@@ -146,7 +151,7 @@ impl<E: Env> RequestCx<E> {
         }
         let limited = self.target.counts.quota.ledger.borrow().all().map(|(account, _)| account).collect::<Vec<_>>();
         let limited = limited.into_iter().filter(|account| account.kind == AccountKind::Project).map(|a| a.id).max();
-        // A key that is bound to a tree which is gone shall not get another one.
+        // A key that is bound to a tree which no longer exists must not become bound to another tree.
         let keys = self.target.place.keys.borrow();
         let bound = keys.iter().flat_map(|r| &r.keys).filter_map(|e| Some(e.subtree.as_ref()?.project)).max();
         drop(keys);

@@ -36,9 +36,10 @@ pub fn learn_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
                 Ok(TargetReply::Outcome(true)) => {
                     set_on(&worker, &here, true);
                     if here.id == LEDGER {
-                        drop(here);
                         // The counting may have ended before all targets were informed of the last change.
-                        tell_all(&worker, None).await;
+                        let told = tell_all(&worker, &here, None);
+                        drop(here);
+                        told.await;
                     }
                     return;
                 }
@@ -60,7 +61,8 @@ pub(super) fn set_on<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, on:
     target.counts.quota.shares.borrow_mut().set_on(on);
 }
 
-/// Begins to count, and requests the owners of stripes of files of other targets.
+/// Begins to count, and requests the owners of stripes of files of other targets and of files whose inode is not in
+/// memory.
 fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     let mut foreign: BTreeMap<TargetId, BTreeSet<Ino>> = BTreeMap::new();
     for object in target.begin_counting() {
@@ -92,16 +94,17 @@ fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     });
 }
 
-/// The first object of a file here.
+/// The first object of a file on this target.
 fn first_of<E: Env>(target: &Target<E>, ino: Ino) -> ObjectId {
     let first = target.data.borrow().objects_of(ino).next().map(|(object, _)| object);
     first.unwrap_or(ObjectId { ino, stripe: 0 })
 }
 
 /// `TargetRequest::Owners`.
-pub fn owners<E: Env>(target: &Target<E>, inos: &[Ino]) -> TargetReply {
+pub async fn owners<E: Env>(target: &Target<E>, inos: &[Ino]) -> Result<TargetReply> {
+    let _held = target.hold(inos.iter().copied()).await?;
     let meta = target.meta.borrow();
-    TargetReply::Owners(inos.iter().map(|ino| meta.charged(*ino).ok()).collect())
+    Ok(TargetReply::Owners(inos.iter().map(|ino| meta.charged(*ino).ok()).collect()))
 }
 
 /// Counts, and waits until all owners are known.

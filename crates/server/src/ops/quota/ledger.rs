@@ -47,12 +47,13 @@ pub async fn answer<E: Env>(
             deal(worker, target, account, from, need).await
         }
         QuotaRequest::Collect { account, number } => {
+            target.counts.quota.end_reservations(worker.now_ns());
             let used = target.used(account);
             let used = target.counts.quota.shares.borrow_mut().give_back(account, number, used);
             Ok(TargetReply::Collected { used, freeing: freeing(target) })
         }
-        QuotaRequest::Changed(account) => {
-            target.counts.quota.shares.borrow_mut().forget(account);
+        QuotaRequest::Changed(account, number) => {
+            target.counts.quota.shares.borrow_mut().forget(account, number);
             // Messages about several changes may arrive in another order.
             let is_on = !matches!(worker.ask(LEDGER, TargetRequest::QuotaIsOn).await, Ok(TargetReply::Outcome(false)));
             set_on(worker, target, is_on);
@@ -66,9 +67,14 @@ pub async fn answer<E: Env>(
             whole(worker, target).await?;
             Ok(accounts_behind(target, after))
         }
-        QuotaRequest::Admit(owner, amount) => {
-            let admitted = admit(worker, target, owner, amount, &|| Ok(())).await?;
-            drop(admitted);
+        QuotaRequest::Admit(owner, amount, ino) => {
+            if let Some(admitted) = admit(worker, target, owner, amount, &|| Ok(())).await? {
+                target.counts.quota.reserve(ino, admitted, worker.now_ns());
+            }
+            Ok(TargetReply::Done)
+        }
+        QuotaRequest::Unreserve(ino) => {
+            target.counts.quota.end_reservation(ino);
             Ok(TargetReply::Done)
         }
     }
@@ -115,18 +121,24 @@ async fn deal<E: Env>(
     }
 }
 
-/// All targets drop their knowledge of an account, or of all. Returns when all have answered.
-pub(super) async fn tell_all<E: Env>(worker: &Rc<Worker<E>>, account: Option<Account>) {
+/// All targets drop what they knew of an account, or of all, before this call on target 0. What is returned ends when
+/// all have answered.
+pub(super) fn tell_all<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Target<E>,
+    account: Option<Account>,
+) -> impl Future<Output = ()> + use<E> {
+    let number = target.counts.quota.ledger.borrow_mut().changed();
     let (sender, mut receiver) = futures_channel::mpsc::unbounded::<()>();
     for other in pool(worker) {
         let (worker, sender) = (worker.clone(), sender.clone());
         worker.env.clone().spawn(async move {
-            let _ = worker.insist(other, TargetRequest::Quota(QuotaRequest::Changed(account))).await;
+            let _ = worker.insist(other, TargetRequest::Quota(QuotaRequest::Changed(account, number))).await;
             drop(sender);
         });
     }
     drop(sender);
-    while futures_util::StreamExt::next(&mut receiver).await.is_some() {}
+    async move { while futures_util::StreamExt::next(&mut receiver).await.is_some() {} }
 }
 
 /// Checks from time to time which accounts use more than their soft limit, as long as there is one.
@@ -177,7 +189,7 @@ async fn look_at<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account
         target.keep_standing(account, Some(turn.standing), &mut txn);
         target.append(txn, Order::Plain);
         if turn.is_told {
-            tell_all(worker, Some(account)).await;
+            tell_all(worker, target, Some(account)).await;
         }
     }
 }

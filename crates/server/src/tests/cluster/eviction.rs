@@ -46,7 +46,7 @@ fn evictions(server: &Option<Rc<Server<SimEnv>>>) -> u64 {
 
 /// Goal: if one server evicts a mount, the session ends on all servers. Waiting mounts get its locks everywhere within
 /// the deadline, and none of its later messages has an effect. Method: two mounts have a lock and an open file on each
-/// server. One of them does not answer one of the servers: in turn the master and another one.
+/// server. One of them does not answer one server: first the master, then another server.
 #[test]
 fn one_server_evicts_for_all() {
     for silent_at in [0, 1] {
@@ -74,8 +74,8 @@ fn one_server_evicts_for_all() {
             b.set_deaf(true);
             for f in &files {
                 a.call(lock(*f, LockMode::Write, 0, 4096)).await.expect("granted");
-                // The client of the test comes back under its id, as a new session, to which its locks do not belong;
-                // it opened nothing in it.
+                // The client of the test connects again under its id, as a new session, to which its locks do not
+                // belong; it has opened nothing in it.
                 assert_eq!(first_byte(&a, *f).await, 1);
             }
             assert!(env.now().since(begun) < Duration::from_secs(5), "its other locks went with it");
@@ -246,8 +246,8 @@ fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
     }
 }
 
-/// Goal: a truncate that another server's disk cannot carry out fails, and is over: the file can be cut and used again.
-/// Method: the block at the cut cannot be read.
+/// Goal: if another server's disk cannot execute a truncate, the truncate fails and has ended: the file can be
+/// truncated and used again. Method: the block at the cut cannot be read.
 #[test]
 fn a_cut_that_another_disk_refuses_fails() {
     use amphi_env::sim::DiskOpKind;
@@ -269,7 +269,7 @@ fn a_cut_that_another_disk_refuses_fails() {
             checksums: Default::default(),
             cover: Default::default(),
         };
-        // The write is too large to be answered from memory: the block at the cut is on the disk alone.
+        // The write is too large to be accepted into memory, so the block at the cut is only on the disk.
         a.send(op, Some(Buf::zeroed(1 << 20))).await.0.unwrap();
         let env = world.sim.node("client");
         let cut = async || {
@@ -288,10 +288,10 @@ fn a_cut_that_another_disk_refuses_fails() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server that is down affects no other server. An ended mount may have had an operation under way that waits
-/// for it. The server of that operation continues with the master and serves the other mounts. Method: a mount
-/// truncates a file whose bytes are on a server that is down, and dies. Then only time passes, and later the server is
-/// started again.
+/// Goal: a server that is down affects no other server. A mount whose session was ended may have had an operation under
+/// way that waits for this server. The server of that operation continues with the master and serves the other mounts.
+/// Method: a mount truncates a file whose bytes are on a server that is down, and dies. Then only time passes, and
+/// later the server is started again.
 #[test]
 fn a_server_that_is_down_takes_no_other_along() {
     let world = World::new(417, &[1, 1, 1], 1);

@@ -5,9 +5,9 @@ use crate::message::{TargetReply, TargetRequest};
 use crate::records::TxId;
 use amphi_meta::Part;
 
-/// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for
-/// requests of a mount: exclusive creates and links, whose repetition would give `Exist` or count a link twice.
-/// Meanwhile the connection between the servers breaks, and one of them is killed.
+/// Goal: requests between servers that are repeated over broken connections and restarts of either end are executed
+/// once. Method: as for requests of a mount: exclusive creates and links, whose repetition would give `Exist` or count
+/// a link twice. Meanwhile the connection between the servers breaks, and one of them is killed.
 #[test]
 fn questions_happen_once() {
     for seed in 0..10 {
@@ -184,8 +184,8 @@ fn promises_wait_for_their_coordinator() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: the lock on moving directories that is granted to a server which has given the move up goes back. Method: the
-/// lock is held at the master while another server, whose client moves a directory, waits for it and is cut off for
+/// Goal: the lock on moving directories that is granted to a server which has given up the move is returned. Method:
+/// the lock is held at the master while another server, whose client moves a directory, waits for it and is cut off for
 /// longer than it waits. Then the lock becomes free, and directories move again.
 #[test]
 fn a_move_given_up_keeps_no_lock() {
@@ -225,8 +225,8 @@ fn a_move_given_up_keeps_no_lock() {
 }
 
 /// Goal: promises to a coordinator that cannot be reached hold up nothing but their own names. Method: a participant
-/// has promises to a server that is down, and to another one that is alive and does not know the operation, so that it
-/// did not happen. The name of that operation can be used soon.
+/// has promises to a server that is down, and to another one that is alive and has no record of the operation, so that
+/// it did not happen. The name of that operation can be used soon.
 #[test]
 fn promises_to_others_do_not_wait() {
     let world = World::new(68, &[1, 1, 1, 1], 1);

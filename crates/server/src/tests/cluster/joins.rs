@@ -113,7 +113,7 @@ fn any_order() {
             crash(&world, at, CrashKind::Process);
             *server = None;
         }
-        // The others come back while the master is down: the mount continues with them.
+        // The others connect again while the master is down: the mount continues with them.
         servers[2] = Some(world.start(2).await.unwrap());
         servers[1] = Some(world.start(1).await.unwrap());
         for at in [1, 2] {
@@ -209,7 +209,7 @@ fn strangers_are_refused() {
         assert!(error.line.contains("two processes have its zones"), "{error}");
         let after = crate::fsck(&world.sim.node("x4"), "data").await.unwrap();
         assert_eq!((after.inodes, after.sessions, after.is_clean()), (copied.inodes, copied.sessions, true));
-        // A server whose first start did not get into the cluster, and whose numbers have gone to another one.
+        // A server whose first start did not complete its join, and whose numbers were then assigned to another server.
         world.sim.crash("x2", CrashKind::Process);
         let zones = crate::folder::zones(&world.sim.node("x2"), "data").unwrap();
         assert_eq!(zones, [2], "it had its numbers");

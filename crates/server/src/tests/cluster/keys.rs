@@ -62,7 +62,7 @@ fn version(server: &Server<SimEnv>) -> u64 {
     server.cluster.keys.registry().version
 }
 
-/// Whether a call on the connection is refused, or has no answer within two seconds.
+/// Returns whether a call on the connection is refused, or has no answer within two seconds.
 async fn is_over(world: &World, connected: &Connected, target: u16) -> bool {
     let looks = ask(connected, target, Request::StatFs);
     let asked = amphi_env::timeout(&world.sim.node("client"), Duration::from_secs(2), looks).await;

@@ -8,7 +8,7 @@ use futures_util::future::join;
 
 const ATTEMPT: Duration = Duration::from_secs(60);
 
-/// Mounts, trying again while it is told to.
+/// Mounts; if the server refuses, this tries again as long as the error says that it may succeed later.
 async fn patiently<'a>(world: &'a World, session: u64) -> Mount<'a> {
     let begun = world.sim.node("client").now();
     loop {
@@ -201,9 +201,9 @@ fn a_server_joins_several_mounts() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: what a server pushed over a connection that broke is pushed again over the next. Method: an unresponsive
-/// holder loses its connection to a server other than the master, after a revocation and a callback, and answers the
-/// repeated ones.
+/// Goal: messages that a server pushed over a connection that broke are pushed again over the next one. Method: an
+/// unresponsive holder loses its connection to a server other than the master, after a revocation and a callback, and
+/// answers the repeated ones.
 #[test]
 fn every_server_pushes_again() {
     let world = World::new(404, &[1, 1], 1);

@@ -1,11 +1,11 @@
-//! What it costs to make an inode on another target than its name.
+//! Tests of the cost to make an inode on another target than its name.
 
 use super::*;
 
 /// Inodes that are made of each kind.
 const MADE: u64 = 50;
 
-/// What all servers have done since they were started.
+/// Counters of all servers since they were started.
 #[derive(Clone, Copy, Debug)]
 struct Done {
     records: u64,
@@ -55,7 +55,7 @@ fn an_inode_elsewhere_costs_syncs() {
                 };
             }
             let waited_us = world.sim.node("client").now().since(begun).as_micros();
-            // What is done later belongs to it.
+            // Work that the servers do later also belongs to the operation.
             sleep(&world, Duration::from_secs(20)).await;
             let after = done(&servers);
             let (records, syncs) = (after.records - before.records, after.syncs - before.syncs);

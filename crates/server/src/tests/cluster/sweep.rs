@@ -137,7 +137,7 @@ fn every_answer_survives_one_server() {
 
 /// Goal: whatever a crash interrupts happened wholly or not at all, on both servers, also when power fails. Method: one
 /// server and the client crash at every write of the server. The other server continues, or crashes at the same time.
-/// After a kill everything answered is there.
+/// After a kill everything that was answered is there.
 #[test]
 fn nothing_is_left_half_done() {
     let (trees, ops) = golden();
@@ -182,7 +182,7 @@ fn nothing_is_left_half_done() {
                         Err(_) => world.node(0).sleep(Duration::from_secs(5)).await,
                     }
                 };
-                // Until the first one's session is over.
+                // The test waits until the session of the first one has ended.
                 sleep(&world, Duration::from_secs(60)).await;
                 let tree = late.tree(Ino::ROOT).await.unwrap();
                 let k = done.get();

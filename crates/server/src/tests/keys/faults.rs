@@ -14,7 +14,7 @@ impl Dice {
     }
 }
 
-/// The registry after a change, or without one, as a command requests it. `None`: the change was refused, or the
+/// The registry after a change (or without one), as a command requests it. `None`: the change was refused, or the
 /// connection was lost before it was answered.
 async fn registry(place: &Place, change: Option<KeyChange>) -> Option<KeyRegistry> {
     let env = place.sim.node("client");
@@ -33,7 +33,7 @@ async fn registry(place: &Place, change: Option<KeyChange>) -> Option<KeyRegistr
     }
 }
 
-/// The entry of the key that is squashed, as the server has it.
+/// The server's present entry of the key that is squashed.
 async fn present(place: &Place) -> Option<KeyEntry> {
     loop {
         if let Some(registry) = registry(place, None).await {
@@ -50,8 +50,10 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
     root.add(entry("boss", 3, KeyRole::Admin)).await;
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let (mut mount, mut session, mut made, mut ended) = (None::<Client>, 20, 0, 0);
+    // Changes that were not answered: the server may still be about to make them, until they are seen.
+    let unsure = RefCell::new(Vec::<SquashTo>::new());
     for step in 0..50 {
-        // In the middle of what is done meanwhile.
+        // The restart happens in the middle of other requests.
         let (fault, after) = (dice.below(6), Duration::from_micros(dice.below(3_000)));
         let strike = async {
             env.sleep(after).await;
@@ -74,6 +76,7 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
                 registry(place, Some(KeyChange::Add(KeyEntry { squash, ..entry("k", 1, KeyRole::Client) }))).await;
                 return;
             };
+            unsure.borrow_mut().retain(|to| Some(*to) != known.squash.all);
             let Some(client) = &mount else { return };
             match what {
                 0 => {
@@ -93,7 +96,10 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
                     let settings = Box::new(KeySettings { all: Some(Some(to)), ..KeySettings::default() });
                     if registry(place, Some(KeyChange::Set { name: "k".into(), settings })).await.is_some() {
                         let now = present(place).await.and_then(|key| key.squash.all);
-                        assert_eq!(now, Some(to), "seed {seed}, step {step}");
+                        let is_late = now.is_some_and(|now| unsure.borrow().contains(&now));
+                        assert!(is_late || now == Some(to), "seed {seed}, step {step}: {now:?}");
+                    } else {
+                        unsure.borrow_mut().push(to);
                     }
                 }
                 _ => {
@@ -101,9 +107,13 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
                     let asked =
                         amphi_env::timeout(&env, Duration::from_secs(30), client.make(Ino::ROOT, &text, make)).await;
                     if let Ok(found) = root.lookup(Ino::ROOT, &text).await {
-                        let owner = (found.attr.uid, found.attr.gid);
-                        let wanted = known.squash.all.map(|all| (all.uid, all.gid));
-                        assert_eq!(Some(owner), wanted, "seed {seed}, step {step}: {asked:?}");
+                        let owner = SquashTo { uid: found.attr.uid, gid: found.attr.gid };
+                        let is_late = unsure.borrow().contains(&owner);
+                        let squash = known.squash.all;
+                        assert!(
+                            is_late || Some(owner) == squash,
+                            "seed {seed}, {step}: {owner:?}, {squash:?}: {asked:?}"
+                        );
                         made += 1;
                     }
                 }

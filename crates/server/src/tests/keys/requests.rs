@@ -124,7 +124,7 @@ pub(super) fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
     ]
 }
 
-/// A tree that nobody has.
+/// The number of a tree that does not exist.
 pub(super) const TREE: Account = Account { kind: AccountKind::Project, id: 4_000_000 };
 
 /// Place of a request in the list of all.

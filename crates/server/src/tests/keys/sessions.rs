@@ -3,8 +3,8 @@
 use super::*;
 
 /// Goal: a removed key stops working at once. Requests of its mount are refused, waiting mounts get its locks, neither
-/// this mount nor a second one is admitted again, and other mounts continue. So with `Evict`, after which it may come
-/// back. Method: a mount with a lock that another one waits for.
+/// this mount nor a second one is admitted again, and other mounts continue. The same holds with `Evict`, after which
+/// it may connect again. Method: a mount with a lock that another one waits for.
 #[test]
 fn a_removed_key_is_over() {
     with_server(95, 2, 2, async |place, root| {
@@ -36,7 +36,7 @@ fn a_removed_key_is_over() {
             assert!(asked.is_none_or(|a| a.is_err()), "it is over");
             root.call(lock.clone()).await.expect("granted to who waits");
             assert!(env.now().since(begun) < Duration::from_secs(6), "it was not waited for");
-            // The client of the test comes back under its id, as a new session, if it may.
+            // The client of the test connects again under its id, as a new session, if it may.
             loop {
                 if !removes {
                     break;

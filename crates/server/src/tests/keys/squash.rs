@@ -1,5 +1,5 @@
-//! The users as whom a client's users are treated: root, all users, mappings. Also what the server accepts from such a
-//! client after a restart.
+//! The users as whom a client's users are treated: root, all users, mappings. This file also tests what the server
+//! accepts from such a client after a restart.
 
 use super::*;
 use amphi_types::Caps;
@@ -95,9 +95,9 @@ fn root_is_squashed_everywhere() {
 }
 
 /// Goal: after a restart of the server, a mount whose root is squashed continues with the files that its users have
-/// open, whoever they are. By presenting opens it gets nothing else: neither files of root nor those of users for whom
-/// it does not act. Nobody says by himself whose opens they are. Method: a restart. The mount claims to have files of
-/// several owners and modes open.
+/// open, whichever users these are. By presenting opens it gets nothing else: neither files of root nor those of users
+/// for whom it does not act. A presented open does not say whose it is. Method: a restart. The mount claims to have
+/// files of several owners and modes open.
 #[test]
 fn opens_are_believed_for_users_of_the_client() {
     let place = Place::new(99, 2, 1);
@@ -131,7 +131,7 @@ fn opens_are_believed_for_users_of_the_client() {
             (1010, 1010, 0o600, false),
             (1010, 1010, 0o660, false),
             (2000, 600, 0o606, true),
-            // The owner's bits alone count for the owner, also where others have more.
+            // Only the owner's bits count for the owner, also where other users have more rights.
             (1003, 1003, 0o066, true),
             (0, 5, 0o640, false),
         ]
@@ -200,7 +200,7 @@ fn users_are_mapped_both_ways() {
             *c.cred.borrow_mut() = Cred { caps: Caps::ALL, ..Cred::new(uid, 1000, vec![]) };
             assert_eq!(c.lookup(Ino::ROOT, "mapped").await.map(drop), Err(Errno::Perm), "{uid} is none of them");
         }
-        // Names and what they lead to, as listings and look-ups show them.
+        // Names and the inodes to which they lead, as listings and look-ups show them.
         *c.cred.borrow_mut() = Cred::new(1005, 1006, vec![]);
         assert_eq!(c.lookup(Ino::ROOT, "mapped").await.unwrap().attr.uid, 1005);
         let listed = c.call(Request::ReadDir { dir: Ino::ROOT, cookie: 0, max: 100, plus: true }).await.unwrap();

@@ -9,7 +9,7 @@ use amphi_wire::keys::Subtree;
 struct World {
     root: Ino,
     project: u32,
-    /// In the tree.
+    /// This name lies in the tree.
     dir: Ino,
     file: Ino,
     /// Outside, for everybody to read and write.
@@ -194,7 +194,7 @@ fn nothing_crosses_the_border() {
         let listed = c.call(Request::ReadDir { dir: w.root, cookie: 0, max: 100, plus: true }).await.unwrap();
         assert!(matches!(listed, Reply::Entries { parent: Some(parent), .. } if parent == w.root), "{listed:?}");
         assert_eq!(c.call(Request::Parent { dir: w.root }).await, Ok(Reply::Ino(w.root)));
-        // Capabilities of root do not help, since he is root of his tree alone.
+        // Capabilities of root do not help, since he is root only of his own tree.
         for project in [0, w.project, w.project + 1000] {
             assert_eq!(c.put(w.file, project).await, Err(Errno::Perm));
         }

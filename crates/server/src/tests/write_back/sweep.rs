@@ -4,9 +4,9 @@ use super::*;
 use crate::planted::{Mistake, plant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Writes, and what is between them.
+/// Writes, and the actions between them.
 struct Story {
-    /// By number: from, to.
+    /// The writes by number: from this one to that one.
     writes: &'static [(u8, u64, u64)],
     /// Steps behind which it syncs.
     synced: &'static [u8],
@@ -76,7 +76,7 @@ enum End {
     Power,
 }
 
-/// One run of the scenario, which is stopped at the `nth` write or sync of the disk. Whether it ended before.
+/// One run of the scenario, which is stopped at the `nth` write or sync of the disk. Returns whether it ended before.
 fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> bool {
     let kind = if end == End::Power { CrashKind::Power } else { CrashKind::Process };
     let steps = story.writes;
@@ -185,7 +185,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
     finished
 }
 
-/// The whole sweep; how many operations of the disk the story has.
+/// Runs the whole sweep; returns how many disk operations the story has.
 fn sweep(story: &Story, seed: u64, end: End, log_memory: &str) -> u64 {
     (1..).find(|&nth| crash_at(story, seed, nth, end, log_memory)).unwrap_or(0)
 }

@@ -1,12 +1,13 @@
 //! Decisions that have the changes of their participants, all of this server.
 //!
-//! Owns: the record of a decision, when it is deleted, what a restart does with it. Does not own: how an operation is
-//! decided (`txs`).
+//! Owns: the record of a decision, the time when it is deleted, and its treatment by a restart. Does not own: how an
+//! operation is decided (`txs`).
 //!
-//! A participant's record of the changes has a mark, so that they are made once. Invariants: a participant logs the
-//! changes when the decision is stable. The decision is removed when they are stable at every participant. A mark is
-//! removed when that removal is stable. So whichever part of which log is lost, the changes of an existing decision are
-//! made unless their mark exists, and nothing else needs them. A mark without a decision has no effect.
+//! A participant's record of the changes contains a mark, so that the changes are made only once. Invariants: a
+//! participant logs the changes when the decision is stable. The decision is removed when they are stable at every
+//! participant. A mark is removed when that removal is stable. So whichever part of which log is lost, the changes of
+//! an existing decision are made unless their mark exists, and nothing else needs them. A mark without a decision has
+//! no effect.
 //!
 //! Decisions are deleted in groups, so that two targets write one record for many of them, and no operation waits for
 //! it.
@@ -36,10 +37,10 @@ const REMOVED_AT_ONCE: usize = 128;
 /// Sends a decision to the participants when it is stable, while its operation is answered. The participants keep their
 /// names and inodes locked until then. The coordinator's own changes can be seen at once, as with any record.
 ///
-/// An operation that builds on the participants' changes waits there for what they hold, if it asks for it
-/// (`Target::settle`); so this is done only for operations whose participants change nothing that can be found by a
-/// name. An operation that builds on the coordinator's changes and has other participants makes those changes stable
-/// first (`prepare`), together with this decision.
+/// An operation that builds on the participants' changes waits there for the names that they hold, if it calls
+/// `Target::settle`. So this is done only for operations whose participants change nothing that can be found by a name.
+/// An operation that builds on the coordinator's changes and has other participants makes those changes stable first
+/// (`prepare`), together with this decision.
 pub(in crate::tx) fn carry_out<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -55,8 +56,8 @@ pub(in crate::tx) fn carry_out<E: Env>(
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         if target.zone.stable(lsn).await.is_err() {
-            // The zone has failed. What was promised stays locked until the next start, which reads from the disk what
-            // was decided.
+            // The zone has failed. The promised changes stay locked until the next start, which reads the decision from
+            // the disk.
             return;
         }
         target.txs.borrow_mut().undecided.remove(&tx);
@@ -124,7 +125,7 @@ fn remove<E: Env>(target: &Target<E>, keys: impl Iterator<Item = Key>) -> Lsn {
     last
 }
 
-/// Removes marks. Nothing waits for it.
+/// Removes marks. No operation waits for this.
 pub fn unmark<E: Env>(target: &Target<E>, txs: &[TxId]) {
     remove(target, txs.iter().map(|tx| Intent::Applied { tx: *tx }.key()));
 }
@@ -143,7 +144,7 @@ pub async fn redo<E: Env>(
         return Ok(TargetReply::Done);
     }
     // No request is served yet, so nothing has to be locked.
-    let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None };
+    let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None, held: None };
     target.txs.borrow_mut().prepared.insert(tx, prepared);
     finish(worker, target, tx, true).await
 }

@@ -1,6 +1,7 @@
 //! Directories that will be removed next, as operations meet them.
 //!
-//! Owns: which changes count, and the sync that begins ahead. Does not own: the rule (`zone_target::predicted`).
+//! Owns: which changes count, and the sync that begins ahead of need. Does not own: the rule
+//! (`zone_target::predicted`).
 
 use crate::worker::request::RequestCx;
 use amphi_env::Env;
@@ -8,7 +9,7 @@ use amphi_meta::Part;
 use amphi_types::{Ino, Kind};
 use amphi_zone::Lsn;
 
-/// Whether the change is a participant's in the removal of a directory.
+/// Returns whether the change is a participant's in the removal of a directory.
 pub(in crate::tx) fn removes_directory(part: &Part) -> bool {
     matches!(part, Part::Unlink { kind: Kind::Dir, .. })
 }
@@ -23,7 +24,7 @@ pub(in crate::tx) fn losing_directory(parts: &[Part]) -> Option<Ino> {
 
 impl<E: Env> RequestCx<E> {
     /// Record `lsn`, which is written, removed a name from `dir`. If that was the last name and the removal of the
-    /// directory is expected, begins to make the record stable. Nobody waits for it.
+    /// directory is expected, begins to make the record stable. No operation waits for this sync.
     pub(in crate::tx) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
         let parent = {
             let meta = self.target.meta.borrow();

@@ -1,7 +1,7 @@
 //! The settings that a test changes all the time: how requests are sent, the range of locks, and when files count as
 //! contended.
 //!
-//! Owns: names and values. A value never changes results, only the way to them.
+//! Owns: names and values. A value never changes results, only the way in which they are obtained.
 
 use crate::dice::Dice;
 

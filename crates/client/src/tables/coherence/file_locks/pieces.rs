@@ -27,7 +27,7 @@ impl Pieces {
         self.0.len()
     }
 
-    /// Whether any byte of `range` is held.
+    /// Returns whether any byte of `range` is held.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.0.iter().any(|p| p.range.overlaps(&range))
     }
@@ -58,7 +58,8 @@ impl Pieces {
         }
     }
 
-    /// Removes what the server may release before it answers a request for `lock`. Returns what was held before.
+    /// Removes the locks that the server may release before it answers a request for `lock`. Returns the pieces that
+    /// were held before.
     pub(crate) fn give_up_for(&mut self, lock: &FileLockSpec) -> Pieces {
         let before = self.clone();
         for p in &before.0 {

@@ -1,13 +1,13 @@
 //! Move threads: they make the kernel look up directories that another mount has moved or removed.
 //!
 //! The kernel keeps one place for each directory. It uses that place for `..`, and for the paths of working directories
-//! and open directories, without asking. It moves a directory when a program looks it up at its new place, which may
-//! not happen for a long time. So a move thread opens, by its handle, the directory that now contains the moved one,
-//! and looks the name up. The move thread is answered like any program, from the server. When a directory was removed,
-//! the answer is ENOENT, and the kernel drops its dentry. A program that works in the directory then finds that it has
-//! no path.
+//! and open directories, without asking. The kernel moves a directory when a program looks it up at its new place,
+//! which may not happen for a long time. So a move thread opens, by its handle, the directory that now contains the
+//! moved one, and looks the name up. The move thread is answered like any program, from the server. When a directory
+//! was removed, the answer is ENOENT, and the kernel drops its dentry. A program that works in the directory then finds
+//! that it has no path.
 //!
-//! Owns: directories that are to be shown to the kernel, the threads for that, and until when a caller waits for one.
+//! Owns: directories that are to be shown to the kernel, the threads for this, and how long a caller waits for one.
 //! Does not own: where the kernel has each directory (`moved`).
 //!
 //! Invariants: a move thread may wait for the lock of a directory, as any walk that finds no entry, and holds nothing
@@ -16,8 +16,8 @@
 //! as with invalidation threads. The same is done for a lookup that the kernel refuses because it could not get the
 //! locks of the old place. The lookup is repeated. A directory that this kernel does not know is not shown.
 //!
-//! Bounds: `MOVERS_MAX` threads. At most `MOVES_MAX` directories wait for a move thread. Beyond that, no further ones
-//! are looked up. `TRIES` tries, which take some seconds. After `TRIES` failures the kernel keeps the directory at its
+//! Bounds: `MOVERS_MAX` threads. At most `MOVES_MAX` directories wait for a move thread. If there are more, they are
+//! not looked up. `TRIES` tries, which take some seconds. After `TRIES` failures the kernel keeps the directory at its
 //! old place until a program looks it up.
 
 use super::super::system;
@@ -36,7 +36,7 @@ const MOVERS_MAX: usize = 8;
 const MOVES_MAX: usize = 1024;
 /// How often a move thread tries to make the kernel move a directory.
 const TRIES: usize = 300;
-/// The first tries, which the other mount waits for, and the pause between two of them.
+/// The first attempts, for which the other mount waits, and the pause between two of them.
 const QUICK_TRIES: usize = 3;
 const QUICK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -74,8 +74,8 @@ pub(super) struct Moves {
 }
 
 impl Lender {
-    /// Has the kernel look up a directory at its new place. `placed` is called when the kernel has it there. `done` is
-    /// called then too, or when nobody has to wait for the directory any longer.
+    /// Has the kernel look up a directory at its new place. `placed` is called when the kernel has it there. `placed`
+    /// is called when the kernel has it there.
     pub(crate) fn show(&self, place: NewPlace, placed: Done, done: Done) {
         let mut state = self.state.lock();
         if state.phase != Phase::On || state.moves.movers == 0 || state.moves.waiting.len() >= MOVES_MAX {
@@ -87,7 +87,7 @@ impl Lender {
         self.to_move.notify_one();
     }
 
-    /// Whether a thread is a move thread.
+    /// Returns whether a thread is a move thread.
     pub(crate) fn is_mover(&self, tid: u32) -> bool {
         self.state.lock().moves.under_way.contains_key(&tid)
     }
@@ -102,7 +102,7 @@ impl Lender {
         self.state.lock().moves.movers = 0;
     }
 
-    /// Whether any move thread is still running.
+    /// Returns whether any move thread is still running.
     pub(super) fn has_movers(&self, state: &State) -> bool {
         state.moves.movers > 0
     }
@@ -160,7 +160,7 @@ impl Lender {
         }
     }
 
-    /// Whether the kernel has the directory at its place now.
+    /// Returns whether the kernel has the directory at its place now.
     fn place(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32, place: &NewPlace) -> bool {
         // The parent directory may be gone.
         let Ok(dir) = system::by_handle(root, self.top.node(place.dir)) else { return false };

@@ -1,18 +1,18 @@
 //! Invalidation threads (`takers`): end the timeouts of names that the kernel caches.
 //!
-//! Owns: the loop of these threads, the state of each, how a thread that waits for a directory is left behind, and the
-//! answers to their requests. Does not own: which names are cached (the client).
+//! Owns: the loop of these threads, the state of each, the rule by which a thread that waits for a directory is left
+//! behind, and the answers to their requests. Does not own: which names are cached (the client).
 //!
 //! **The name of a directory.** A directory has one name. When the directory is opened by its handle, the kernel ends
-//! the timeout of that name. No request is sent, and nothing is waited for.
+//! the timeout of that name. No request is sent, and the thread waits for nothing.
 //!
 //! **Any other name** is looked at in its directory. The mount first has the kernel drop the directory's attributes, so
 //! the kernel requests them and is answered ESTALE. The kernel then walks once more, and in that walk trusts no entry.
 //! For an entry that shows a file it sends a LOOKUP. The answer shows the same file without a timeout. The kernel drops
 //! a negative entry before it sends a LOOKUP. So once the kernel requests the name, nothing is cached. If the kernel
-//! has no entry with a running timeout, it takes the lock of the directory to ask. It may have to wait for that lock,
-//! but need not be waited for. The attributes in these answers must not be used, so the kernel is made to drop them
-//! between question and answer (`Answer::Any`).
+//! has no entry with a running timeout, it takes the lock of the directory to ask. The thread may have to wait for that
+//! lock, but nobody needs to wait for the thread. The attributes in these answers must not be used, so the kernel is
+//! made to drop them between question and answer (`Answer::Any`).
 
 use super::super::system;
 use super::{AGAIN, Done, LOOK, LOOKS, Lender, Phase, State, TAKERS_MAX, is_directory};
@@ -94,7 +94,7 @@ impl Lender {
         Some(lent.map_or(Answer::None, |lent| Answer::Same(lent.shows)))
     }
 
-    /// To be called before that LOOKUP is answered.
+    /// It has to be called before that LOOKUP is answered.
     pub(crate) fn taker_was_answered(&self, tid: u32) {
         if let Some(Taking { look, .. }) = self.state.lock().taking.get_mut(&tid) {
             look.asked = true;
@@ -103,8 +103,8 @@ impl Lender {
 }
 
 impl Lender {
-    /// The loop of an invalidation thread. The first thread ends when all of them end. Others end when they are not
-    /// needed.
+    /// The loop of an invalidation thread. The first thread ends when all of them end. Other threads end when they are
+    /// not needed.
     pub(super) fn run_taker(self: &Arc<Self>, root: &Arc<OwnedFd>, wake: &Arc<OwnedFd>, tid: u32, is_first: bool) {
         let mut state = self.state.lock();
         loop {
@@ -118,7 +118,7 @@ impl Lender {
                 }
             } else if matches!(state.phase, Phase::On | Phase::Ending) {
                 state.idle_takers += 1;
-                // Threads that were left behind are not watched, and the names that wait here could not be taken up.
+                // Threads that were left behind are not watched, and nobody could take over the names that wait here.
                 if state.taking.values().all(|taking| taking.is_left) && state.takes.is_empty() {
                     self.to_take.wait(&mut state);
                 } else if self.to_take.wait_for(&mut state, LOOK).timed_out() {
@@ -150,7 +150,7 @@ impl Lender {
         state.takes.remove(place)
     }
 
-    /// Whether another invalidation thread is idle and watches the one that begins to work.
+    /// Returns whether another invalidation thread is idle and watches the one that begins to work.
     fn has_another(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
@@ -214,7 +214,7 @@ impl Lender {
         }
     }
 
-    /// Opens a directory by its node id. `None`: the kernel does not have it, and so no name in it.
+    /// Opens a directory by its node id. `None`: the kernel does not have the directory, and so no name in it.
     fn by_handle(&self, root: &OwnedFd, node: Ino) -> Option<OwnedFd> {
         loop {
             match system::by_handle(root, self.top.node(node)) {

@@ -51,7 +51,7 @@ impl Threads {
     /// Starts the threads and waits until names can be cached. Returns the threads, and the reason if names cannot be
     /// cached.
     ///
-    /// Errors: why there are no threads at all.
+    /// Errors: the reason why there are no such threads.
     pub(crate) fn start(lender: &Arc<Lender>, surroundings: Surroundings) -> Result<(Threads, Option<String>), String> {
         let Surroundings { at, is_mounted, lent, now_ns, trial } = surroundings;
         let say = |what: &'static str| move |e: Raw| format!("{what}: {e}");

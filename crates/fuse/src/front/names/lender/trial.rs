@@ -40,7 +40,7 @@ pub(crate) struct Trial {
 
 impl Lender {
     /// The answer to a lookup during the trial: what the name shows, and its timeout. `None`: the name does not belong
-    /// to the trial. May wait.
+    /// to the trial. The function may wait.
     pub(crate) fn tried(&self, dir: Ino, name: &[u8]) -> Option<(NameShows, Duration)> {
         let mut state = self.state.lock();
         let shows = match (dir, name) {
@@ -62,7 +62,7 @@ impl Lender {
         Some((shows, life))
     }
 
-    /// Whether this is the directory of the trial.
+    /// Returns whether this is the directory of the trial.
     pub(crate) fn is_of_trial(&self, ino: Ino) -> bool {
         ino == DIR_NODE
     }
@@ -167,7 +167,7 @@ fn waits(lender: &Arc<Lender>, dir: &Arc<OwnedFd>) -> Result<(), String> {
             seen
         })
     };
-    // When its question is here, the thread holds the lock.
+    // When its request has arrived, the thread holds the lock.
     let has_lock = seen(&|| lender.state.lock().trial.keeps_back);
     let looker = own(Box::new(move || drop(system::look(&at2, WAITS))));
     let waits = looker.as_ref().is_ok_and(|(_, tid)| seen(&|| system::waits_for_directory(*tid).is_some()));
