@@ -310,7 +310,11 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     for id in &ids[taken.len().min(ids.len())..] {
         tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
         let group = mount.coherence.locks.with(target, |cache| {
-            cache.lose(*id);
+            let object = cache.lose(*id);
+            // Users may still pin the lock, so its action does not follow at once.
+            if let Some((file, object)) = object.and_then(|object| Some((mount.files.get(object.ino)?, object))) {
+                file.locks.whole.fetch_and(!stripe_bit(object.stripe), SeqCst);
+            }
             cache.extent(*id).and_then(|(_, group)| group)
         });
         if group.is_some() {

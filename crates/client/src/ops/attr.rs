@@ -154,8 +154,8 @@ async fn set_attr(
 }
 
 /// Before times are set in shared mode, this makes all mounts write back their caches, with the times of their writes.
-/// While the locks are pinned, no mount writes anything new. The same before anything is set that a write removes: where
-/// programs post writes, they do so under locks (`ops::posts`).
+/// While the locks are pinned, no mount writes anything new. The same is done before anything is set that a write
+/// removes: programs post writes under locks only (`ops::posts`), and such a write removes nothing.
 pub(crate) async fn written_back(
     mount: &Arc<Mount>,
     cred: &Cred,

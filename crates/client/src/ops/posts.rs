@@ -1,13 +1,13 @@
 //! `Posting`: programs of this machine may write to a file without calls (docs/design/preload.md).
 //!
-//! Owns: the conditions for posting, and what has to be ended, reserved or locked while programs may post. Does not own:
-//! how writes get here (the front end), putting them into the cache (`write`).
+//! Owns: the conditions for posting, and what has to be ended, reserved or locked while programs may post. Does not
+//! own: how writes get here (the front end), putting them into the cache (`write`).
 //!
 //! A write that a program has posted has happened for the program, while this mount does not know of it. So posts are
-//! permitted only while the same write, made by a call, would go into the cache at once, and while everything that could
-//! show the bytes comes to this mount first: requests of this machine, because the front end takes posted writes before
-//! it serves them; other mounts, because there are none (sole mode) or because they need a right that this mount holds
-//! (shared mode).
+//! permitted only while the same write, made by a call, would go into the cache at once, and while everything that
+//! could show the bytes comes to this mount first: requests of this machine, because the front end takes posted writes
+//! before it serves them; other mounts, because there are none (sole mode) or because they need a right that this mount
+//! holds (shared mode).
 //!
 //! Invariants, as long as a `Posting` exists: in sole mode the mount does not leave that mode (`Begun`). In shared mode
 //! it pins write locks on all bytes (`PostLocks`), which other mounts need for whatever a post must not miss: other
@@ -34,7 +34,7 @@ use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_shm::layout::{POST_BYTES, RING_SLOTS};
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Cred, IoMode, Result, limits};
+use amphi_types::{ByteRange, Cred, Errno, IoMode, Result, limits};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -125,11 +125,25 @@ impl PostLocks {
         Ok((attributes::end_now(mount, file, true).await?, has_privileges))
     }
 
-    pub(crate) fn try_write(&self, open: &OpenFile, offset: u64, bytes: &[u8]) -> bool {
-        posted::try_write(&self.mount, open, offset, bytes)
+    /// Returns whether a server does not know one of the locks any more. Another mount may have used the bytes since,
+    /// so what was posted is lost, like bytes that are dirty under such a lock.
+    fn are_lost(&self) -> bool {
+        !self.file.locks.cover_stripes(self.file.all_stripe_bits()) && self.pins.iter().any(Pin::is_lost)
     }
 
+    /// Works as `posted::try_write`.
+    pub(crate) fn try_write(&self, open: &OpenFile, offset: u64, bytes: &[u8]) -> bool {
+        !self.are_lost() && posted::try_write(&self.mount, open, offset, bytes)
+    }
+
+    /// Works as `posted::write`.
+    ///
+    /// Errors: `Io` if a lock was lost.
     pub(crate) async fn write(&self, open: &Arc<OpenFile>, offset: u64, bytes: Buf) -> Result<usize> {
+        if self.are_lost() {
+            self.mount.writeback.errors.note(Errno::Io, self.mount.clock.now_ns());
+            return Err(Errno::Io);
+        }
         posted::write(&self.mount, open, offset, bytes).await
     }
 }
@@ -190,6 +204,7 @@ impl Posting {
 /// machine has older attributes of the file.
 pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bool) -> Result<Option<Posting>> {
     let file = &open.file;
+    let rule = mount.coherence.sharing.rule();
     let alone = mount.coherence.sharing.is_alone();
     let is_contended = || !alone && is_wanted_elsewhere(&mount, file);
     if !may_begin(&mount, &open) || is_contended() {
@@ -199,19 +214,19 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bo
         attributes::reload(&mount, file).await?;
     }
     let Some(covered) = grants::cover_each(&mount, file, BLOCKS).await else { return Ok(None) };
-    let rule = mount.coherence.sharing.rule();
-    let mut end = file.size();
+    let mut end = None;
     let rights = match alone {
         true => sharing::begin(&mount).map(Rights::Sole),
         false => {
             let Some(locks) = PostLocks::take(&mount, file).await else { return Ok(None) };
             lease::touch(&mount, file, ByteRange::ALL).await?;
             let (found, has_privileges) = locks.look().await?;
-            end = found;
+            end = Some(found);
             Some(Rights::Locks(Arc::new(locks))).filter(|_| !has_privileges)
         }
     };
     let Some(rights) = rights else { return Ok(None) };
+    let end = end.unwrap_or_else(|| file.size());
     let hidden = file.range.hide();
     let limit = if may_extend && file.used_opens() <= 1 { limits::FILE_MAX } else { end };
     let posting = Posting {
@@ -220,7 +235,7 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bo
         covered: Some(covered),
         rule,
         limit,
-        size: file.size(),
+        size: end,
         rights,
         _hidden: hidden,
     };

@@ -230,7 +230,7 @@ pub(crate) async fn set(
     };
     note();
     let op = Request::SetXattr { ino, name: name.clone(), value: value.clone(), mode };
-    let begun = sharing::begin(&mount);
+    let begun = if gives_capabilities { sharing::begin(&mount) } else { None };
     let _pins = match gives_capabilities && begun.is_none() {
         true => attr::written_back(&mount, &ctx.cred, ino, mount.files.get(ino).as_ref()).await?,
         false => Vec::new(),

@@ -528,8 +528,8 @@ impl Posts {
         self.all().into_iter().filter_map(drain).collect()
     }
 
-    /// Takes what is posted to the file, as far as nothing has to wait. Returns where those writes end that have to wait;
-    /// 0: there is none.
+    /// Takes what is posted to the file, as far as nothing has to wait. Returns the highest end of those writes that
+    /// have to wait; 0: there are none.
     pub(crate) fn take(&self, ino: Ino) -> u64 {
         let Some(posted) = self.get(ino) else { return 0 };
         posted.with(|work| {

@@ -1,7 +1,7 @@
 //! Writes that programs have posted in shared mode, under the locks of their posting.
 //!
-//! Owns: putting them into the cache. Does not own: the locks and when they are held (`ops::posts`), taking writes out of
-//! the ring (the front end).
+//! Owns: putting them into the cache. Does not own: the locks and when they are held (`ops::posts`), taking writes out
+//! of the ring (the front end).
 //!
 //! A post has happened before it gets here, so it is not decided any more whether it goes into the cache. It looks for
 //! no lock either: a lock that was called back would serve no new write, and the pins of the posting still hold it.
