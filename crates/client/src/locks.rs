@@ -215,7 +215,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
     pump(mount, target);
     // A posting marks its file before it pins the lock.
     if file.is_some_and(|file| file.locks.posted_to.load(SeqCst)) {
-        mount.coherence.sharing.ring();
+        mount.postings_may_end();
     }
 }
 
@@ -337,7 +337,7 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     mount.coherence.locks.left(&gone);
     pump(mount, target);
     if taken.len() < ids.len() {
-        mount.coherence.sharing.ring();
+        mount.postings_may_end();
         // If the lock was lost, its pages need not be dropped before a cancel.
         for (file, locks) in take_due(mount, target) {
             let mount2 = mount.clone();

@@ -299,8 +299,8 @@ fn posts_are_seen_by_the_other_mount() {
 }
 
 /// Goal: a program that has stopped in the middle of a post keeps no other mount from the file, which finds the posts
-/// behind it, and the mount is not evicted. When the program goes on, its write is made by a call. Promise S2. Method: a
-/// program that claims a position of its ring and waits.
+/// behind it, and the mount is not evicted. When the program goes on, its write is made by a call. Promise S2. Method:
+/// a program that claims a position of its ring and waits.
 #[test]
 fn a_post_in_the_middle_delays_nobody() {
     let pair = Pair::new(1, &[], &[]);

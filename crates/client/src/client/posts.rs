@@ -38,8 +38,8 @@ impl Posting {
         open.file.failures.note(errno, range);
     }
 
-    /// Writes what was posted through `open` into the cache, if nothing has to wait for that, and returns whether it did
-    /// so. The caller writes all that is posted to a file in the order of the posts.
+    /// Writes what was posted through `open` into the cache, if nothing has to wait for that. Returns whether it is
+    /// there. The caller writes all that is posted to a file in the order of the posts.
     pub fn try_write(&self, client: &Client, ctx: &Ctx, open: &Arc<OpenFile>, offset: u64, bytes: &[u8]) -> bool {
         match self.rights() {
             PostRights::Sole => client.try_write(ctx, open, offset, bytes, hints()) == Some(bytes.len()),

@@ -94,7 +94,7 @@ impl PostLocks {
         let (told, weak) = (wanted.clone(), Arc::downgrade(mount));
         let hold = file.range.try_post(Arc::new(move || {
             told.store(true, SeqCst);
-            weak.upgrade().into_iter().for_each(|mount| mount.coherence.sharing.ring());
+            weak.upgrade().into_iter().for_each(|mount| mount.postings_may_end());
         }))?;
         // A callback that does not find this mark has come before it is looked whether the locks are usable.
         file.locks.posted_to.store(true, SeqCst);
@@ -140,11 +140,7 @@ impl PostLocks {
     ///
     /// Errors: `Io` if a lock was lost.
     pub(crate) async fn write(&self, open: &Arc<OpenFile>, offset: u64, bytes: Buf) -> Result<usize> {
-        if self.are_lost() {
-            self.mount.writeback.errors.note(Errno::Io, self.mount.clock.now_ns());
-            return Err(Errno::Io);
-        }
-        posted::write(&self.mount, open, offset, bytes).await
+        if self.are_lost() { Err(Errno::Io) } else { posted::write(&self.mount, open, offset, bytes).await }
     }
 }
 
@@ -204,8 +200,9 @@ impl Posting {
 /// machine has older attributes of the file.
 pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bool) -> Result<Option<Posting>> {
     let file = &open.file;
-    let rule = mount.coherence.sharing.rule();
-    let alone = mount.coherence.sharing.is_alone();
+    let sharing = &mount.coherence.sharing;
+    // If another mode comes meanwhile, the posting is over from the start.
+    let (rule, alone) = (sharing.rule(), sharing.is_alone());
     let is_contended = || !alone && is_wanted_elsewhere(&mount, file);
     if !may_begin(&mount, &open) || is_contended() {
         return Ok(None);

@@ -103,6 +103,7 @@ struct Writer {
 }
 
 /// Bytes that were taken of the ring.
+#[derive(Clone)]
 struct Part {
     file: Arc<OpenFile>,
     ctx: Ctx,
@@ -305,7 +306,8 @@ struct Task {
 
 impl Task {
     async fn run(mut self) {
-        while let Some((rights, file, ctx, range, data)) = self.next() {
+        while let Some((rights, Part { file, ctx, offset, bytes: data })) = self.next() {
+            let range = ByteRange::at(offset, data.len() as u64);
             let mut at = range.start;
             while at < range.end {
                 let mut rest = Buf::scratch((range.end - at) as usize);
@@ -335,12 +337,11 @@ impl Task {
     }
 
     /// The next part; it stays in the queue until it is done. If there is none, the task ends.
-    fn next(&mut self) -> Option<(PostRights, Arc<OpenFile>, Ctx, ByteRange, Vec<u8>)> {
+    fn next(&mut self) -> Option<(PostRights, Part)> {
         let mut work = self.posted.work.lock();
         if let Some(part) = work.queue.front() {
-            let range = ByteRange::new(part.offset, part.end());
             let rights = work.posting.as_ref().map_or(PostRights::Sole, Posting::rights);
-            return Some((rights, part.file.clone(), part.ctx.clone(), range, part.bytes.clone()));
+            return Some((rights, part.clone()));
         }
         (work.is_busy, self.is_over) = (false, true);
         if self.posted.ring.is_stopped() {
