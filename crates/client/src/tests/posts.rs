@@ -332,7 +332,7 @@ async fn story(c: &Cluster, seed: u64, mistake: Mistake) -> u64 {
                 expected.resize(at as usize, 0);
             }
         }
-        if step > 3 && random.below(2) == 0 {
+        if step > 3 && random.below(4) > 0 {
             calm(c).await;
         }
     }
