@@ -346,6 +346,11 @@ impl Mount {
         let _ = self.queue.push(Item::Task(Box::pin(task)));
     }
 
+    /// Informs the front end that the conditions of a `Posting` have changed.
+    pub(crate) fn postings_may_end(&self) {
+        self.coherence.sharing.ring();
+    }
+
     /// Now, for a question to a server.
     pub(crate) fn asked_at(&self) -> AskedAt {
         AskedAt::now(self.coherence.sharing.rule())

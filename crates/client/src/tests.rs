@@ -36,6 +36,7 @@ mod overwrites;
 mod ping_pong;
 mod pipeline;
 mod policy;
+mod posts;
 mod server;
 mod servers;
 mod shards;

@@ -4,6 +4,7 @@
 //! first byte until the last byte is in the cache or on the target, or it is sent to one object under the target's own
 //! lock.
 
+pub(crate) mod posted;
 mod refused;
 
 use crate::api::{Ctx, Hints, WriteTo};
