@@ -48,6 +48,8 @@ pub(crate) struct Front {
     pub(crate) emptied_rule: AtomicU64,
     /// The rule that decided whether the front end serves reads.
     chosen: AtomicU8,
+    /// A program has mapped the open file, or is about to.
+    pub(crate) is_mapped: AtomicBool,
 }
 
 impl Front {
@@ -137,6 +139,12 @@ impl OpenFile {
     /// gets the offset of each.
     pub fn appended_at(&self) -> u64 {
         self.appended_at.load(SeqCst)
+    }
+
+    /// A program is about to map the open file: posted writes (`Posting`) do not make the file longer any more, because
+    /// the kernel, which limits mappings, would not know its end.
+    pub fn set_mapped(&self) {
+        self.front.is_mapped.store(true, SeqCst);
     }
 
     /// Called when a write begins at `offset`; `appends`: it begins there because the file ends there.
