@@ -55,9 +55,10 @@ fn note_refused(mount: &Arc<Mount>, ino: Ino) {
     if let Some(silent) = mount.writeback.errors.note(Errno::Io, mount.clock.now_ns()) {
         tracing::error!(%ino, silent, "a server cannot write to its disk what it has accepted; it keeps it in memory");
     }
-    mount.stats.count(Count::WriteRefused);
     match mount.files.get(ino) {
         Some(file) => file.failures.note(Errno::Io, ByteRange::new(0, 0)),
         None => mount.files.note_refused(ino, Errno::Io),
     }
+    // Whoever sees the count finds the error.
+    mount.stats.count(Count::WriteRefused);
 }
