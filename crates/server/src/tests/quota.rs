@@ -6,7 +6,7 @@ use super::locks::counter;
 use super::*;
 use amphi_env::sim::CrashKind;
 use amphi_types::{Account, AccountKind, Amount, Caps, Layout, Limits, Pattern, SetAttr};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 const USER: Account = Account { kind: AccountKind::User, id: 7 };
 
@@ -161,7 +161,7 @@ fn a_limit_holds_while_owners_are_read() {
 }
 
 /// Goal: while owners are read, users without a limit write. Method: as above, with a file of the superuser, who
-/// belongs to no limited account; the user with a limit waits longer.
+/// belongs to no limited account; the user with a limit waits much longer.
 #[test]
 fn others_write_while_owners_are_read() {
     let sim = SimConfig { disk_ns: 3_000_000..3_000_001, ..SimConfig::default() };
@@ -174,12 +174,14 @@ fn others_write_while_owners_are_read() {
         let mine = c.make(Ino::ROOT, "mine", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         user.call(Request::Open { ino: files[0], access: RW, exec: false }).await.unwrap();
         limit_blocks(&c, 200).await;
-        let ended = RefCell::new(Vec::new());
-        let note = async |who: &'static str, written: Result<()>| ended.borrow_mut().push((who, written));
-        let limited = async { note("limited", write_block(&user, files[0], 1).await).await };
-        let free = async { note("free", write_block(&c, mine, 0).await).await };
-        futures_util::future::join(limited, free).await;
-        assert_eq!(*ended.borrow(), [("free", Ok(())), ("limited", Err(Errno::Quota))]);
+        let env = place.sim.node("client");
+        let begun_ns = env.now().0;
+        let took_ns = || env.now().0 - begun_ns;
+        let limited = async { (write_block(&user, files[0], 1).await, took_ns()) };
+        let free = async { (write_block(&c, mine, 0).await, took_ns()) };
+        let ((limited, limited_ns), (free, free_ns)) = join(limited, free).await;
+        assert_eq!((limited, free), (Err(Errno::Quota), Ok(())));
+        assert!(3 * free_ns < limited_ns, "{free_ns} ns, and {limited_ns} ns with a limit");
         drop(server);
     };
     place.sim.block_on(run).unwrap();
