@@ -211,9 +211,8 @@ impl Kept<'_> {
         let (mount, scratch) = (self.mount, self.scratch);
         let (limit, pause) = (self.limit.as_secs(), TRY_AGAIN.as_secs());
         say(&format!(
-        //!         "amphi: job {id}: the files stay in {mount} on {host} for {limit} s, and every {pause} s this is tried
-        //! again"
-                ));
+            "amphi: job {id}: the files stay in {mount} on {host} for {limit} s; this is tried again every {pause} s"
+        ));
         say(&format!(
             "amphi: job {id}: to bring them out now, or elsewhere: {srun}amphi job stage-out {id} --scratch {scratch} \
              [--to DIR]; to give them up: SIGTERM to amphi job run"
