@@ -163,6 +163,17 @@ pub struct LentName {
     pub shows: NameShows,
 }
 
+/// The writes that programs post to a front end (docs/design/preload.md), as the client takes them before it shows or
+/// gives up anything that they change. None of these functions may wait. A caller holds no lock.
+pub trait PostedWrites: Send + Sync + 'static {
+    /// A `Posting` may be over.
+    fn ring(&self);
+
+    /// Writes what is posted to a file into the cache, as far as nothing has to wait. Returns where those writes end
+    /// that have to wait; 0: there is none.
+    fn take(&self, ino: Ino) -> u64;
+}
+
 /// The caches of a front end (the kernel's cache), as the client invalidates them.
 pub trait KernelPages: Send + Sync + 'static {
     /// Drops the cached pages of `range` of an inode. Dirty pages are first written back by ordinary writes. When all

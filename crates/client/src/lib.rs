@@ -50,7 +50,7 @@ pub use inode::open_file::{Created, OpenFile};
 pub use io::{IoHalf, NOT_STABLE, Way};
 pub use locks::ahead::Ahead;
 pub use ops::front::FrontCache;
-pub use ops::posts::Posting;
+pub use ops::posts::{PostRights, Posting};
 pub use policy::decision;
 pub use policy::readahead;
 pub use policy::readers::Pieces;

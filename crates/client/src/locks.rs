@@ -163,7 +163,11 @@ pub(crate) fn glimpse(mount: &Arc<Mount>, id: u64, object: ObjectId) {
     // The target that asks.
     let target = TargetId((id >> GLIMPSE_TARGET_SHIFT) as u16);
     let (size, mtime) = match mount.files.get(object.ino) {
-        Some(file) => (file.size.own_end(), file.own_mtime()),
+        Some(file) => {
+            let posted_end = mount.coherence.sharing.take_posts(&file);
+            let mtime = if posted_end > 0 { mount.wall() } else { file.own_mtime() };
+            (file.size.own_end().max(posted_end), mtime)
+        }
         None => Default::default(),
     };
     let op = Request::GlimpseReply { id, size, mtime };
@@ -201,7 +205,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
         if plan == CallbackPlan::Gone && making.under_way > 0 {
             making.early.push((object, lock));
         }
-        if let Some(file) = file {
+        if let Some(file) = &file {
             file.stats.count(FileEvent::LockCallback);
             file.locks.called_back_ns.store(mount.clock.now_ns(), SeqCst);
             file.locks.whole.fetch_and(!stripe_bit(object.stripe), SeqCst);
@@ -209,6 +213,10 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
     });
     drop((making, walks));
     pump(mount, target);
+    // A posting marks its file before it pins the lock.
+    if file.is_some_and(|file| file.locks.posted_to.load(SeqCst)) {
+        mount.postings_may_end();
+    }
 }
 
 /// Advances the time.
@@ -302,7 +310,11 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     for id in &ids[taken.len().min(ids.len())..] {
         tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
         let group = mount.coherence.locks.with(target, |cache| {
-            cache.lose(*id);
+            let object = cache.lose(*id);
+            // Users may still pin the lock, so its action does not follow at once.
+            if let Some((file, object)) = object.and_then(|object| Some((mount.files.get(object.ino)?, object))) {
+                file.locks.whole.fetch_and(!stripe_bit(object.stripe), SeqCst);
+            }
             cache.extent(*id).and_then(|(_, group)| group)
         });
         if group.is_some() {
@@ -325,6 +337,7 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     mount.coherence.locks.left(&gone);
     pump(mount, target);
     if taken.len() < ids.len() {
+        mount.postings_may_end();
         // If the lock was lost, its pages need not be dropped before a cancel.
         for (file, locks) in take_due(mount, target) {
             let mount2 = mount.clone();

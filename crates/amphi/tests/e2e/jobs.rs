@@ -459,7 +459,7 @@ fn a_job_whose_nodes_hold_it() {
     clean("5", &[]);
     assert!(mounts[0].join("x").exists(), "its keepers run");
     clean("5", &["--running"]);
-    nodes.iter_mut().for_each(|child| drop(child.wait().expect("wait")));
+    nodes.iter_mut().for_each(|child| _ = child.wait().expect("wait"));
     assert!(mounts.iter().all(|mount| !mount.exists()));
     std::fs::write(mount.join("y"), b"1").expect("the other job goes on");
     clean("6", &["--running"]);

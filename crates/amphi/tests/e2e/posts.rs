@@ -4,9 +4,10 @@
 //! `preload/posts.c` holds the programs. Tests check how many writes were posted, so that no test passes without posted
 //! writes.
 
-use crate::harness::{Daemon, Place, Random, eventually, is_mounted, pattern};
+use crate::harness::{Daemon, Place, Random, counter, eventually, is_mounted, pattern};
 use crate::ioctl::ioctl;
 use crate::preload::{text, under};
+use crate::two_mounts::Pair;
 use rustix::fs::OFlags;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -96,6 +97,13 @@ fn the_limit_of_file_lengths() {
 #[test]
 fn what_was_posted_before_the_end_of_posts() {
     passes("stops", &[], 30);
+}
+
+/// Goal: a mapping that was made before writes are posted shows them, also behind the end that the file had then.
+/// Method: a program that maps more than the file has, posts, and reads the mapping.
+#[test]
+fn a_mapping_from_before_the_posts() {
+    passes("mapped", &[], 20);
 }
 
 /// Goal: whatever a program does, it reads its own writes, and the file is right afterwards. Method: random writes,
@@ -270,6 +278,97 @@ fn another_mount_sees_posted_writes() {
         daemon.stop();
     }
     place.fsck();
+}
+
+/// Goal: in shared mode programs post as well, and another mount sees each write that has returned: its bytes and the
+/// length that it gave the file. Promises S1 and S2. Method: one writer; from time to time the other mount asks for the
+/// length, reads the file, or writes to it.
+#[test]
+fn posts_are_seen_by_the_other_mount() {
+    let pair = Pair::new(1, &[], &["--set", "hybrid.contended_ms=0"]);
+    let (here, there) = (pair.a.join("f"), pair.b.join("f"));
+    let posted = writes_are_seen(&here, 1500, 1, |round, expected| {
+        if round % 10 == 5 {
+            assert_eq!(fs::metadata(&there).expect("stat").len(), expected.len() as u64, "round {round}");
+        }
+        if round % 40 == 20 {
+            assert!(fs::read(&there).expect("read") == expected, "round {round}");
+        }
+        if round % 100 == 99 {
+            let file = fs::OpenOptions::new().write(true).open(&there).expect("open");
+            file.write_all_at(&expected[..1], 0).expect("write");
+        }
+    });
+    assert!(posted > 400, "{posted} posted");
+    let taken = counter(&pair.a, "posted_shared");
+    assert!(taken > 50, "posts were taken {taken} times");
+    pair.stop();
+}
+
+/// Goal: a program that has stopped in the middle of a post keeps no other mount from the file, which finds the posts
+/// behind it, and the mount is not evicted. When the program goes on, its write is made by a call. Promise S2. Method:
+/// a program that claims a position of its ring and waits.
+#[test]
+fn a_post_in_the_middle_delays_nobody() {
+    let pair = Pair::new(1, &[], &[]);
+    let mut command = program("pauses", &pair.a);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("run");
+    let (mut to, from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+    let mut lines = BufReader::new(from).lines();
+    let mut says = |what: &str| assert_eq!(lines.next().expect("it runs").expect("it answers"), what);
+    says("posted");
+    let (here, there) = (pair.a.join("file"), pair.b.join("file"));
+    let numbers: Vec<u8> = (0..40u32).flat_map(u32::to_ne_bytes).collect();
+    assert_eq!(fs::read(&there).expect("read")[..numbers.len()], numbers);
+    let file = fs::OpenOptions::new().write(true).open(&there).expect("open");
+    file.write_all_at(b"there", 8).expect("write");
+    to.write_all(b"g").expect("it runs");
+    says("written");
+    assert_eq!(fs::read(&there).expect("read")[..13], *b"middle\0\0there");
+    to.write_all(b"g").expect("it runs");
+    assert!(child.wait().expect("wait").success());
+    assert_eq!(fs::read(&there).expect("read"), fs::read(&here).expect("read"));
+    assert!(counter(&pair.a, "posted_shared") > 0);
+    pair.stop();
+}
+
+/// Goal: a program that is stopped while it posts keeps no other mount from the file, and what it was told is written
+/// is there. Promise S2. Method: SIGSTOP at random moments; the other mount reads all of it.
+#[test]
+fn stopped_programs_delay_nobody() {
+    let pair = Pair::new(1, &[], &["--set", "hybrid.contended_ms=0"]);
+    let shared = pair.place.path("counter");
+    fs::write(&shared, [0; 4096]).expect("write");
+    let mut child = program("counts", &pair.a).arg(&shared).spawn().expect("run");
+    let returned = || {
+        let bytes = fs::read(&shared).expect("read");
+        u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"))
+    };
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
+        assert!(sent.expect("kill").success());
+    };
+    let mut random = Random::new(11);
+    for _ in 0..30 {
+        let enough = returned() + random.below(3000);
+        eventually("it writes", || returned() > enough);
+        signal("-STOP");
+        let state = format!("/proc/{}/stat", child.id());
+        eventually("it is stopped", || fs::read_to_string(&state).is_ok_and(|stat| stat.contains(") T ")));
+        let count = returned();
+        let found = fs::read(pair.b.join("file")).expect("read");
+        for n in count.saturating_sub(1999)..count {
+            let at = (n % 2000) as usize * 512;
+            let record = u64::from_ne_bytes(found[at..at + 8].try_into().expect("eight bytes"));
+            assert_eq!(record, n + 1, "record {n} of {count}");
+        }
+        signal("-CONT");
+    }
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    let taken = counter(&pair.a, "posted_shared");
+    assert!(taken > 30, "posts were taken {taken} times");
+    pair.stop();
 }
 
 /// Goal: if the target is full, the write that does not fit reports this, and the bytes of returned writes are there.

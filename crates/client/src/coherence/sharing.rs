@@ -170,9 +170,8 @@ pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
         }
         if alone {
             unlock_pages(mount);
-        } else {
-            sharing.ring();
         }
+        sharing.ring();
     }
     true
 }

@@ -21,6 +21,8 @@ pub(crate) struct ClusterLocks {
     pub(crate) end_kept: AtomicBool,
     /// When the size was last requested ahead of writes (`ops::attr::learn_end`); 0: never.
     pub(crate) end_asked_ns: AtomicU64,
+    /// Programs may post writes under locks that the mount pins for that (`ops::posts`).
+    pub(crate) posted_to: AtomicBool,
     /// When a lock of the file was last called back, because another mount uses the file. Nanoseconds.
     pub(crate) called_back_ns: AtomicU64,
     /// The time until which the file counts as contended, nanoseconds.

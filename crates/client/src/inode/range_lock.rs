@@ -5,6 +5,9 @@
 //! Waiting is a future, so threads and async tasks use the same lock. Does not own: locks between clients (`locks`).
 //!
 //! Counters let cache hits run without the lock (`marks`).
+//!
+//! A *posting* (`ops::posts`) keeps all callers that wait from the whole file, and is told to end by the first one. It
+//! waits for nobody itself. Callers that do not wait (`try_acquire`) hold bytes beside it.
 
 mod marks;
 
@@ -46,6 +49,8 @@ struct State {
     waiting: VecDeque<(Entry, Option<Waker>)>,
     /// Holders that keep programs from reading without calls, in addition to the exclusive holders.
     hidden: usize,
+    /// Called when a request begins to wait for the posting that has the file.
+    posting: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Default)]
@@ -132,8 +137,35 @@ impl RangeLock {
         let entry = self.entry(&mut s, range, hold);
         s.waiting.push_back((entry, None));
         self.advance(&mut s);
+        let posting = s.posting.clone();
         drop(s);
+        if let Some(wanted) = posting {
+            wanted();
+        }
         Acquire { lock: self.clone(), id: entry.id, done: false }
+    }
+
+    /// Gives the whole file to a posting, if nobody holds or awaits any of it. From now on until the result is dropped,
+    /// every request that would wait does wait, and calls `wanted`, on any thread, which must not wait.
+    pub(crate) fn try_post(&self, wanted: Arc<dyn Fn() + Send + Sync>) -> Option<PostingHold> {
+        let mut s = self.0.state.lock();
+        if !s.held.is_empty() || !s.waiting.is_empty() || s.posting.is_some() {
+            return None;
+        }
+        s.posting = Some(wanted);
+        Some(PostingHold(self.clone()))
+    }
+
+    /// Takes the bytes exclusively for the posting that has the file: requests that wait for the posting do not count.
+    /// `None`: another caller holds some of the bytes; it waits for nothing meanwhile.
+    pub(crate) fn try_within_posting(&self, range: ByteRange) -> Option<Guard> {
+        let mut s = self.0.state.lock();
+        let entry = self.entry(&mut s, range, Hold::Exclusive);
+        let free = !s.held.iter().any(|held| held.conflicts(&entry));
+        free.then(|| {
+            self.grant(&mut s, entry);
+            Guard { lock: self.clone(), id: entry.id }
+        })
     }
 
     fn entry(&self, s: &mut State, range: ByteRange, hold: Hold) -> Entry {
@@ -151,6 +183,9 @@ impl RangeLock {
 
     /// Grants every waiting request that conflicts with no earlier one.
     fn advance(&self, s: &mut State) {
+        if s.posting.is_some() {
+            return;
+        }
         let mut i = 0;
         while i < s.waiting.len() {
             let entry = s.waiting[i].0;
@@ -210,6 +245,18 @@ impl Drop for Acquire {
         if !self.done {
             self.lock.release(self.id);
         }
+    }
+}
+
+/// The whole file, for a posting.
+pub(crate) struct PostingHold(RangeLock);
+
+impl Drop for PostingHold {
+    fn drop(&mut self) {
+        let mut s = self.0.0.state.lock();
+        let before = s.posting.take();
+        self.0.advance(&mut s);
+        drop((s, before));
     }
 }
 
@@ -282,6 +329,34 @@ mod tests {
         drop(behind);
         assert!(lock.idle());
         assert!(lock.try_acquire(ByteRange::ALL, Hold::Exclusive).is_some());
+    }
+
+    /// Goal: a posting has the file only if nobody holds or awaits any of it; callers that wait ask it to end, and
+    /// are granted then; those that do not wait, and its own writes, go on. Method: a story.
+    #[test]
+    fn a_posting_ends_for_those_who_wait() {
+        let (lock, asked) = (RangeLock::default(), Arc::new(AtomicU32::new(0)));
+        let told = asked.clone();
+        let wanted: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            told.fetch_add(1, SeqCst);
+        });
+        let held = lock.try_acquire(r(0, 1), Hold::Shared).unwrap();
+        assert!(lock.try_post(wanted.clone()).is_none(), "somebody holds a byte");
+        drop(held);
+        let posting = lock.try_post(wanted.clone()).unwrap();
+        assert!(lock.try_post(wanted).is_none() && lock.idle() && lock.stamp().is_some());
+        drop(lock.try_acquire(r(0, 10), Hold::Exclusive).expect("it does not wait"));
+        assert_eq!(asked.load(SeqCst), 0);
+        let mut reader = lock.acquire(r(0, 10), Hold::Shared);
+        assert!((&mut reader).now_or_never().is_none() && asked.load(SeqCst) == 1);
+        assert!(lock.try_acquire(r(5, 6), Hold::Exclusive).is_none(), "the reader comes first");
+        let own = lock.try_within_posting(r(0, 10)).expect("the reader waits for this");
+        assert!(lock.try_within_posting(r(9, 11)).is_none());
+        drop(own);
+        assert!((&mut reader).now_or_never().is_none());
+        drop(posting);
+        assert!(reader.now_or_never().is_some());
+        assert!(lock.idle());
     }
 
     /// Goal: at no time do two conflicting requests hold bytes, and every request is granted. Method: threads add to

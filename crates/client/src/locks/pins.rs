@@ -37,6 +37,11 @@ impl Pin {
     pub(crate) fn used_up(&mut self) {
         self.once = true;
     }
+
+    /// Returns whether the server does not know the lock any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.mount.coherence.locks.with(self.target, |cache| cache.is_lost(self.lock.id))
+    }
 }
 
 impl Drop for Pin {

@@ -23,6 +23,7 @@ pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
     mount.files.all().iter().for_each(|file| file.exported().all_change());
     tokens::lose_all(mount);
     lose_all(mount);
+    mount.postings_may_end();
     let mount2 = mount.clone();
     mount.spawn(async move {
         front_pages::drop_open_pages(&mount2).await;

@@ -29,6 +29,8 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+/// The set-user-id and set-group-id bits.
+const SET_ID: u16 = 0o6000;
 /// How often the end of a file is requested while the file is written at its end.
 const LEARN_NS: u64 = 1_000_000_000;
 
@@ -131,8 +133,9 @@ async fn set_attr(
                 write_behind::drained(file).await;
             }
             let begun = sharing::begin(&mount);
+            let sets_id = set.perm.is_some_and(|perm| perm & SET_ID != 0);
             let pins = match &begun {
-                None if set.mtime.is_some() => written_back(&mount, &ctx.cred, ino, file.as_ref()).await?,
+                None if set.mtime.is_some() || sets_id => written_back(&mount, &ctx.cred, ino, file.as_ref()).await?,
                 _ => Vec::new(),
             };
             let mut told = change(&mount, &ctx.cred, ino, set).await?;
@@ -151,8 +154,14 @@ async fn set_attr(
 }
 
 /// Before times are set in shared mode, this makes all mounts write back their caches, with the times of their writes.
-/// While the locks are pinned, no mount writes anything new.
-async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&Arc<Inode>>) -> Result<Vec<Pin>> {
+/// While the locks are pinned, no mount writes anything new. The same is done before anything is set that a write
+/// removes: programs post writes under locks only (`ops::posts`), and such a write removes nothing.
+pub(crate) async fn written_back(
+    mount: &Arc<Mount>,
+    cred: &Cred,
+    ino: Ino,
+    file: Option<&Arc<Inode>>,
+) -> Result<Vec<Pin>> {
     if let Some(file) = file {
         return beyond(mount, file, 0).await;
     }

@@ -1,30 +1,42 @@
 //! `Posting`: programs of this machine may write to a file without calls (docs/design/preload.md).
 //!
-//! Owns: the conditions for posting, and what has to be ended or reserved while programs may post. Does not own: how
-//! writes get here (the front end), carrying them out (`write`).
+//! Owns: the conditions for posting, and what has to be ended, reserved or locked while programs may post. Does not
+//! own: how writes get here (the front end), putting them into the cache (`write`).
 //!
 //! A write that a program has posted has happened for the program, while this mount does not know of it. So posts are
-//! permitted only while the same write, made by a call, would go into the cache at once, and while every request for
-//! the file reaches the front end, which first takes the posted writes.
+//! permitted only while the same write, made by a call, would go into the cache at once, and while everything that
+//! could show the bytes comes to this mount first: requests of this machine, because the front end takes posted writes
+//! before it serves them; other mounts, because there are none (sole mode) or because they need a right that this mount
+//! holds (shared mode).
 //!
-//! Invariants, as long as a `Posting` exists: the mount does not leave sole mode (`Begun`), so no other mount can see
-//! the file; the targets keep room for `BLOCKS` blocks, so a posted write finds space; and no program reads the file
-//! from an export, which cannot show what was posted.
+//! Invariants, as long as a `Posting` exists: in sole mode the mount does not leave that mode (`Begun`). In shared mode
+//! it pins write locks on all bytes (`PostLocks`), which other mounts need for whatever a post must not miss: other
+//! bytes, another size, set-id bits, capabilities. The targets keep room for `BLOCKS` blocks, so a posted write finds
+//! space; and no program reads the file from an export, which cannot show what was posted.
+//!
+//! Lock order: a posting takes the file's range lock before it pins, waits for neither, and then waits for nothing but
+//! space in the cache. So callers of this mount and other mounts may wait for its end.
 
 use crate::coherence::attributes;
+use crate::coherence::lease;
 use crate::coherence::sharing::{self, Begun};
 use crate::coherence::tokens;
-use crate::inode::range_lock::Hidden;
+use crate::inode::range_lock::{Hidden, PostingHold};
 use crate::inode::{Inode, OpenFile};
+use crate::locks::{self, Pin};
 use crate::mount::Mount;
+use crate::ops::read::is_wanted_elsewhere;
+use crate::ops::write::posted;
 use crate::policy::decision;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::grants::{self, Covered};
+use amphi_dlm::Mode as LockMode;
+use amphi_env::Buf;
 use amphi_shm::layout::{POST_BYTES, RING_SLOTS};
 use amphi_types::limits::BLOCK;
-use amphi_types::{IoMode, Result, limits};
+use amphi_types::{ByteRange, Cred, Errno, IoMode, Result, limits};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Blocks that posts may need at most: those that were taken of a ring and those that were posted meanwhile, each of
 /// which may begin and end within a block.
@@ -39,8 +51,97 @@ pub struct Posting {
     rule: u64,
     limit: u64,
     size: u64,
-    _begun: Begun,
+    rights: Rights,
     _hidden: Hidden,
+}
+
+/// What keeps other mounts from seeing the file without what was posted.
+enum Rights {
+    /// There is no other mount, and none is admitted before this ends.
+    Sole(#[expect(dead_code, reason = "held until the posting ends")] Begun),
+    Locks(Arc<PostLocks>),
+}
+
+/// By which rights posted writes go into the cache.
+#[derive(Clone)]
+pub enum PostRights {
+    /// As writes by calls.
+    Sole,
+    /// Under locks that are held for all of them.
+    Locks(Arc<PostLocks>),
+}
+
+/// Locks of shared mode for all writes that are posted to a file. Other mounts wait for them until this is dropped.
+pub struct PostLocks {
+    mount: Arc<Mount>,
+    file: Arc<Inode>,
+    /// A call of this mount waits for the file.
+    wanted: Arc<AtomicBool>,
+    pins: Vec<Pin>,
+    _hold: PostingHold,
+}
+
+impl Drop for PostLocks {
+    fn drop(&mut self) {
+        self.file.locks.posted_to.store(false, SeqCst);
+    }
+}
+
+impl PostLocks {
+    /// Takes the locks, if they are held or free, and nobody waits for the file.
+    async fn take(mount: &Arc<Mount>, file: &Arc<Inode>) -> Option<PostLocks> {
+        let wanted = Arc::new(AtomicBool::new(false));
+        let (told, weak) = (wanted.clone(), Arc::downgrade(mount));
+        let hold = file.range.try_post(Arc::new(move || {
+            told.store(true, SeqCst);
+            weak.upgrade().into_iter().for_each(|mount| mount.postings_may_end());
+        }))?;
+        // A callback that does not find this mark has come before it is looked whether the locks are usable.
+        file.locks.posted_to.store(true, SeqCst);
+        let (mount, file) = (mount.clone(), file.clone());
+        let mut locks = PostLocks { mount, file, wanted, pins: Vec::new(), _hold: hold };
+        locks.pins = locks::try_pin_objects(&locks.mount, &locks.file, LockMode::Write, ByteRange::ALL).await.ok()?;
+        Some(locks)
+    }
+
+    /// Whether somebody waits for the locks, or they are not to be used any longer.
+    fn are_over(&self) -> bool {
+        let (mount, file) = (&self.mount, &self.file);
+        self.wanted.load(SeqCst)
+            || !file.locks.cover_stripes(file.all_stripe_bits())
+            || !mount.coherence.locks.permit_writing_all(file)
+    }
+
+    /// The end of the file and whether it has privileges that a write removes, from after the locks were taken.
+    async fn look(&self) -> Result<(u64, bool)> {
+        let (mount, file) = (&self.mount, &self.file);
+        let has_privileges = match tokens::is_sure(mount, file) {
+            true => file.has_set_id() || file.gives_capabilities(),
+            false => {
+                let (view, _) = attributes::ask(mount, &Cred::root(), file.ino).await?;
+                view.capability || view.attr.has_set_id()
+            }
+        };
+        Ok((attributes::end_now(mount, file, true).await?, has_privileges))
+    }
+
+    /// Returns whether a server does not know one of the locks any more. Another mount may have used the bytes since,
+    /// so what was posted is lost, like bytes that are dirty under such a lock.
+    fn are_lost(&self) -> bool {
+        !self.file.locks.cover_stripes(self.file.all_stripe_bits()) && self.pins.iter().any(Pin::is_lost)
+    }
+
+    /// Works as `posted::try_write`.
+    pub(crate) fn try_write(&self, open: &OpenFile, offset: u64, bytes: &[u8]) -> bool {
+        !self.are_lost() && posted::try_write(&self.mount, open, offset, bytes)
+    }
+
+    /// Works as `posted::write`.
+    ///
+    /// Errors: `Io` if a lock was lost.
+    pub(crate) async fn write(&self, open: &Arc<OpenFile>, offset: u64, bytes: Buf) -> Result<usize> {
+        if self.are_lost() { Err(Errno::Io) } else { posted::write(&self.mount, open, offset, bytes).await }
+    }
 }
 
 impl Posting {
@@ -50,10 +151,27 @@ impl Posting {
         self.limit
     }
 
-    /// Returns whether the posting has to end because other mounts come, or the session has ended.
+    /// Returns whether the posting has to end because somebody waits for that, or what permits it ends.
     pub fn is_over(&self) -> bool {
         let sharing = &self.mount.coherence.sharing;
-        sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)
+        let has_ended = sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst);
+        has_ended || matches!(&self.rights, Rights::Locks(locks) if locks.are_over())
+    }
+
+    /// By which rights the posted writes go into the cache.
+    pub fn rights(&self) -> PostRights {
+        match &self.rights {
+            Rights::Sole(_) => PostRights::Sole,
+            Rights::Locks(locks) => PostRights::Locks(locks.clone()),
+        }
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.rights, Rights::Locks(_))
+    }
+
+    pub(crate) fn mount(&self) -> &Mount {
+        &self.mount
     }
 
     /// Whether writes of this open file may be posted as well.
@@ -82,28 +200,45 @@ impl Posting {
 /// machine has older attributes of the file.
 pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bool) -> Result<Option<Posting>> {
     let file = &open.file;
-    if !mount.coherence.sharing.is_alone() || !may_begin(&mount, &open) {
+    let sharing = &mount.coherence.sharing;
+    // If another mode comes meanwhile, the posting is over from the start.
+    let (rule, alone) = (sharing.rule(), sharing.is_alone());
+    let is_contended = || !alone && is_wanted_elsewhere(&mount, file);
+    if !may_begin(&mount, &open) || is_contended() {
         return Ok(None);
     }
-    if !tokens::is_sure(&mount, file) {
+    if alone && !tokens::is_sure(&mount, file) {
         attributes::reload(&mount, file).await?;
     }
     let Some(covered) = grants::cover_each(&mount, file, BLOCKS).await else { return Ok(None) };
-    let rule = mount.coherence.sharing.rule();
-    let Some(begun) = sharing::begin(&mount) else { return Ok(None) };
+    let mut end = None;
+    let rights = match alone {
+        true => sharing::begin(&mount).map(Rights::Sole),
+        false => {
+            let Some(locks) = PostLocks::take(&mount, file).await else { return Ok(None) };
+            lease::touch(&mount, file, ByteRange::ALL).await?;
+            let (found, has_privileges) = locks.look().await?;
+            end = Some(found);
+            Some(Rights::Locks(Arc::new(locks))).filter(|_| !has_privileges)
+        }
+    };
+    let Some(rights) = rights else { return Ok(None) };
+    let end = end.unwrap_or_else(|| file.size());
     let hidden = file.range.hide();
-    let limit = if may_extend && file.used_opens() <= 1 { limits::FILE_MAX } else { file.size() };
+    let may_extend = may_extend && file.used_opens() <= 1 && !open.front.is_mapped.load(SeqCst);
+    let limit = if may_extend { limits::FILE_MAX } else { end };
     let posting = Posting {
         mount: mount.clone(),
         file: file.clone(),
         covered: Some(covered),
         rule,
         limit,
-        size: file.size(),
-        _begun: begun,
+        size: end,
+        rights,
         _hidden: hidden,
     };
-    let is_right = tokens::is_sure(&mount, file) && may_begin(&mount, &open) && !posting.is_over();
+    let is_sure = !alone || tokens::is_sure(&mount, file);
+    let is_right = is_sure && may_begin(&mount, &open) && !is_contended() && !posting.is_over();
     Ok(Some(posting).filter(|_| is_right))
 }
 

@@ -22,11 +22,13 @@ use crate::api::Ctx;
 use crate::coherence::attributes;
 use crate::coherence::bare;
 use crate::coherence::shards;
+use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::conn::replies::unexpected;
 use crate::conn::replies::{done_reply, inode_reply};
 use crate::inode::Inode;
 use crate::mount::Mount;
+use crate::ops::attr;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::TokenKey;
@@ -228,6 +230,11 @@ pub(crate) async fn set(
     };
     note();
     let op = Request::SetXattr { ino, name: name.clone(), value: value.clone(), mode };
+    let begun = if gives_capabilities { sharing::begin(&mount) } else { None };
+    let _pins = match gives_capabilities && begun.is_none() {
+        true => attr::written_back(&mount, &ctx.cred, ino, mount.files.get(ino).as_ref()).await?,
+        false => Vec::new(),
+    };
     let mut told = change(&mount, &ctx, ino, op).await?;
     let done = told.take().and_then(|reply| changed_reply(&told, reply));
     // An answer to an earlier request may have arrived meanwhile.

@@ -103,6 +103,8 @@ counters! {
     Lent = "cache_lent", "bytes";
     Warmed = "cache_warmed", "bytes";
     Shown = "cache_shown", "bytes";
+    PostedSole = "posted_sole", "posts";
+    PostedShared = "posted_shared", "posts";
     ReadAheadIssued = "readahead_issued", "bytes";
     ReadAheadJoint = "readahead_joint", "bytes";
     DirectAheadUsed = "readahead_direct_used", "bytes";

@@ -28,23 +28,28 @@ pub(super) struct Cluster {
 }
 
 pub(super) fn in_cluster(seed: u64, story: impl AsyncFnOnce(&Cluster)) {
+    in_cluster_of(seed, 64 << 20, story);
+}
+
+/// As `in_cluster`, with zones of this many bytes.
+pub(super) fn in_cluster_of(seed: u64, zone_bytes: u64, story: impl AsyncFnOnce(&Cluster)) {
     let sim = Sim::new(seed, Default::default());
     let env = sim.node("controller");
     let cluster = Cluster { sim, env, mounts: Cell::new(0) };
     let all = async {
-        cluster.serve().await;
+        cluster.serve(zone_bytes).await;
         story(&cluster).await;
     };
     with_clock(&cluster.env, || cluster.sim.block_on(all)).expect("the simulation ends");
 }
 
 impl Cluster {
-    async fn serve(&self) {
+    async fn serve(&self, zone_bytes: u64) {
         let env = self.sim.node("server");
         let mut config = ServerConfig::new("/data");
         config.targets = Some(3);
         config.workers = 2;
-        config.zone_bytes = Some(64 << 20);
+        config.zone_bytes = Some(zone_bytes);
         config.roomy_bytes = 64 << 10;
         config.log_bytes = 1 << 20;
         config.listen = vec![ADDR.into()];

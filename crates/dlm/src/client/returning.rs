@@ -150,9 +150,10 @@ impl LockCache {
     }
 
     /// The server no longer knows the lock (it refused to restore it). The lock gets no new users, and its data is
-    /// dropped without a flush.
-    pub fn lose(&mut self, id: LockId) {
-        let Some(held) = self.locks.get_mut(&id) else { return };
+    /// dropped without a flush, as soon as it has no users. Returns the lock's object if the lock was held.
+    pub fn lose(&mut self, id: LockId) -> Option<ObjectId> {
+        let held = self.locks.get_mut(&id)?;
+        let object = held.object;
         held.lost = true;
         match held.stage {
             Stage::Usable => self.close(id),
@@ -160,13 +161,22 @@ impl LockCache {
             Stage::ToFlush => held.stage = Stage::ToDrop,
             Stage::Closing | Stage::Flushing | Stage::ToDrop => {}
         }
+        Some(object)
+    }
+
+    /// Returns whether the lock is no longer held, or the server does not know it any more, although it may still have
+    /// users.
+    pub fn is_lost(&self, id: LockId) -> bool {
+        self.locks.get(&id).is_none_or(|held| held.lost)
     }
 
     /// Called when the server evicted this client, so every lock and request is void.
     pub fn lose_all(&mut self) {
         self.represent();
         let ids: Vec<LockId> = self.locks.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.lose(id));
+        for id in ids {
+            self.lose(id);
+        }
         let requests: Vec<_> = self.asked.keys().copied().collect();
         requests.into_iter().for_each(|request| self.withdraw(request));
     }

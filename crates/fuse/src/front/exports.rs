@@ -13,7 +13,7 @@
 //! `cache.shared_bytes` of memory, `WAITING_MAX` connections.
 
 use super::posts::{Posts, Secret, secret};
-use amphi_client::{Client, OpenFile, Posting};
+use amphi_client::{Client, OpenFile, PostedWrites, Posting};
 use amphi_shm::export::Export;
 use amphi_shm::layout::{HANDLES, RING_SLOTS, VERSION};
 use amphi_shm::memory::Board;
@@ -31,7 +31,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -139,9 +139,7 @@ impl Exports {
             let own = office.clone();
             let thread = std::thread::Builder::new().name("fuse exports".into()).spawn(move || own.run());
             *self.thread.lock() = Some(thread.map_err(|_| Errno::AGAIN)?);
-            let bell = Arc::downgrade(&office);
-            let ring = move || bell.upgrade().into_iter().for_each(|office| office.ring());
-            Posting::set_bell(client, Some(Arc::new(ring)));
+            Posting::set_front(client, Some(Arc::new(Taker(Arc::downgrade(&office)))));
             Ok(office)
         });
         match started {
@@ -159,7 +157,6 @@ impl Exports {
     /// Called when the mount ends: nothing is shown any more.
     pub(crate) fn stop(&self) {
         if let Some(office) = self.office() {
-            Posting::set_bell(&office.client, None);
             office.stop();
         }
         let thread = self.thread.lock().take();
@@ -174,6 +171,19 @@ impl Exports {
 impl Drop for Exports {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Takes posted writes when the client says so.
+struct Taker(Weak<Office>);
+
+impl PostedWrites for Taker {
+    fn ring(&self) {
+        self.0.upgrade().into_iter().for_each(|office| office.ring());
+    }
+
+    fn take(&self, ino: Ino) -> u64 {
+        self.0.upgrade().map_or(0, |office| office.posts.take(ino))
     }
 }
 

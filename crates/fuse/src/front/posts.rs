@@ -21,7 +21,7 @@
 
 use super::kernel_view::KernelView;
 use crate::calls::Arrival;
-use amphi_client::{Buf, Client, Ctx, Hints, OpenFile, Pending, Posting, UNIT_BYTES, WriteTo};
+use amphi_client::{Buf, Client, Ctx, OpenFile, Pending, PostRights, Posting, UNIT_BYTES};
 use amphi_shm::posts::Post;
 use amphi_shm::ring::{Reader, Ring, Sink};
 use amphi_types::{ByteRange, Errno, Ino, Result};
@@ -103,6 +103,7 @@ struct Writer {
 }
 
 /// Bytes that were taken of the ring.
+#[derive(Clone)]
 struct Part {
     file: Arc<OpenFile>,
     ctx: Ctx,
@@ -175,10 +176,6 @@ impl Sink for Gather<'_> {
     }
 }
 
-fn hints() -> Hints {
-    Hints { to: WriteTo::Offset, ..Hints::default() }
-}
-
 impl Posted {
     /// The memory, for programs.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -208,6 +205,7 @@ impl Posted {
         let (parts, posts) = (gather.parts, gather.posts);
         work.taken += parts;
         work.posts += posts;
+        work.posting.iter().for_each(|posting| posting.count(posts));
         let queued = work.queue.len() as u64;
         assert_eq!(work.taken - work.done, queued, "{}: {queued} parts of posted writes are queued", self.ino);
     }
@@ -217,8 +215,9 @@ impl Posted {
         while !work.is_busy
             && let Some(part) = work.queue.front()
         {
-            let written = self.client.try_write(&part.ctx, &part.file, part.offset, &part.bytes, hints());
-            if written == Some(part.bytes.len()) {
+            let writes =
+                |posting: &Posting| posting.try_write(&self.client, &part.ctx, &part.file, part.offset, &part.bytes);
+            if work.posting.as_ref().is_some_and(writes) {
                 Self::part_is_done(work);
             } else if !self.use_room(work) {
                 break;
@@ -307,12 +306,13 @@ struct Task {
 
 impl Task {
     async fn run(mut self) {
-        while let Some((file, ctx, range, data)) = self.next() {
+        while let Some((rights, Part { file, ctx, offset, bytes: data })) = self.next() {
+            let range = ByteRange::at(offset, data.len() as u64);
             let mut at = range.start;
             while at < range.end {
                 let mut rest = Buf::scratch((range.end - at) as usize);
                 rest.copy_from_slice(&data[(at - range.start) as usize..]);
-                match self.posted.client.write(&ctx, &file, at, rest, hints()).await {
+                match rights.write(&self.posted.client, &ctx, &file, at, rest).await {
                     Ok(n @ 1..) => at += n as u64,
                     failed => {
                         let (e, ino) = (failed.err().unwrap_or(Errno::Io), self.posted.ino);
@@ -322,6 +322,8 @@ impl Task {
                     }
                 }
             }
+            // The posting may end with its last part.
+            drop(rights);
             self.with(Posted::part_is_done);
         }
     }
@@ -335,11 +337,11 @@ impl Task {
     }
 
     /// The next part; it stays in the queue until it is done. If there is none, the task ends.
-    fn next(&mut self) -> Option<(Arc<OpenFile>, Ctx, ByteRange, Vec<u8>)> {
+    fn next(&mut self) -> Option<(PostRights, Part)> {
         let mut work = self.posted.work.lock();
         if let Some(part) = work.queue.front() {
-            let range = ByteRange::new(part.offset, part.end());
-            return Some((part.file.clone(), part.ctx.clone(), range, part.bytes.clone()));
+            let rights = work.posting.as_ref().map_or(PostRights::Sole, Posting::rights);
+            return Some((rights, part.clone()));
         }
         (work.is_busy, self.is_over) = (false, true);
         if self.posted.ring.is_stopped() {
@@ -430,7 +432,9 @@ impl Posts {
         let limit = posting.limit();
         work.posting = Some(posting);
         // A call that excludes posts counts itself first, and then looks for a posting. So does the end of the mount.
-        if self.barrier(posted.ino).load(SeqCst) > 0 || limit == 0 || self.is_over.load(SeqCst) {
+        // Whoever wants the locks of the posting rings, which does nothing before the posting is here.
+        let is_over = self.is_over.load(SeqCst) || work.posting.as_ref().is_none_or(Posting::is_over);
+        if self.barrier(posted.ino).load(SeqCst) > 0 || limit == 0 || is_over {
             posted.end(&mut work);
             return None;
         }
@@ -523,6 +527,16 @@ impl Posts {
             rest.map(|upto| posted.settled(upto))
         };
         self.all().into_iter().filter_map(drain).collect()
+    }
+
+    /// Takes what is posted to the file, as far as nothing has to wait. Returns the highest end of those writes that
+    /// have to wait; 0: there are none.
+    pub(crate) fn take(&self, ino: Ino) -> u64 {
+        let Some(posted) = self.get(ino) else { return 0 };
+        posted.with(|work| {
+            posted.drain(work);
+            work.queue.iter().map(Part::end).max().unwrap_or(0)
+        })
     }
 
     /// Called when the handle is closed for good.

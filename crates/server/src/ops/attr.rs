@@ -159,7 +159,7 @@ impl<E: Env> RequestCx<E> {
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Reply> {
         // A client that has the file open for writing needs no further check, because the open has checked the
         // permission.
-        let is_writer = self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write);
+        let is_writer = self.target.files.access(self.session, ino).is_some_and(|a| a.write);
         let set = SetAttr { open_for_write: set.open_for_write && is_writer, ..set };
         if self.target.meta.borrow().is_sharded(ino) {
             self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
@@ -378,7 +378,7 @@ impl<E: Env> RequestCx<E> {
             if meta.inode(ino)?.kind != Kind::File {
                 return Err(Errno::Inval);
             }
-            if !self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write) {
+            if !self.target.files.access(self.session, ino).is_some_and(|a| a.write) {
                 return Err(Errno::BadFd);
             }
             meta.mark_spread(ino, &mut txn)?;

@@ -514,8 +514,7 @@ impl<E: Env> RequestCx<E> {
         self.target.note_landed(ino, txn);
         if kill_suidgid {
             let mut meta = self.target.meta.borrow_mut();
-            let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-            // A write that only drops privileges needs no open.
+            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
             let _ = meta.setattr(&self.cred, ino, &set, self.now, txn);
         }
     }

@@ -97,7 +97,9 @@ impl<E: Env> Target<E> {
     async fn flush_unit(&self, object: ObjectId, unit: u64) -> Result<()> {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
         let _span = self.queues.spans.take(object, range, crate::zone_target::gate::Hold::Exclusive).await;
-        self.flush_held(object, range).await
+        let flushed = self.flush_held(object, range).await;
+        self.let_inodes_go();
+        flushed
     }
 
     /// Flushes what is delayed of a range. The caller has locked its blocks exclusively.

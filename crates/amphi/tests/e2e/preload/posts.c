@@ -320,6 +320,20 @@ static int stops(const char *dir) {
     return 0;
 }
 
+/* A mapping that was made before anything was posted reaches all that was written since. */
+static int mapped(const char *dir) {
+    enum { COUNT = 40, LEN = 4096 };
+    int fd = open(name(dir, "file"), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    unsigned char *m = mmap(NULL, COUNT * LEN, PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(m != MAP_FAILED && ftruncate(fd, COUNT / 2 * LEN) == 0);
+    unsigned char *b = bytes(COUNT * LEN);
+    for (int round = 0; round < 4; round++) {
+        for (int n = 0; n < COUNT; n++) CHECK(pwrite(fd, b + n * LEN, LEN, n * LEN) == LEN);
+    }
+    CHECK(memcmp(m, b, COUNT * LEN) == 0);
+    return 0;
+}
+
 /* Writes records one after the other, and counts in shared memory those that have returned. */
 static int counts(const char *dir, const char *counter) {
     int fd = open(name(dir, "file"), O_RDWR | O_CREAT | O_TRUNC, 0644);
@@ -476,19 +490,14 @@ struct identity {
     uint64_t slots;
 };
 
-static int forges(const char *dir) {
-    int victim = open(name(dir, "victim"), O_RDWR), own = open(name(dir, "own"), O_RDWR | O_CREAT | O_TRUNC, 0644);
-    struct identity of_victim, of_own;
-    CHECK(ioctl(victim, _IOR('A', 11, struct identity), &of_victim) == 0 && of_victim.is_shared == 1);
-    int reader = open(name(dir, "victim"), O_RDONLY);
-    CHECK(ioctl(reader, _IOR('A', 11, struct identity), &of_own) == 0 && of_own.is_shared == 0);
-    CHECK(ioctl(own, _IOR('A', 11, struct identity), &of_own) == 0 && of_own.is_shared == 1);
+/* The ring of a file that this process may post to. */
+static uint64_t *ring_of(const struct identity *own) {
     int s = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    memcpy(a.sun_path + 1, "amphi-", 6), memcpy(a.sun_path + 7, of_own.socket, 16);
+    memcpy(a.sun_path + 1, "amphi-", 6), memcpy(a.sun_path + 7, own->socket, 16);
     CHECK(connect(s, (struct sockaddr *)&a, 2 + 1 + 22) == 0);
     struct { char magic[8]; uint64_t wanted; unsigned char secret[16]; } request = {"amphireq", 4, {0}};
-    memcpy(request.magic, "amphireq", 8), memcpy(request.secret, of_own.secret, 16);
+    memcpy(request.magic, "amphireq", 8), memcpy(request.secret, own->secret, 16);
     CHECK(send(s, &request, sizeof request, 0) == sizeof request);
     char answer[8], control[64];
     struct iovec v = {answer, 8};
@@ -498,6 +507,17 @@ static int forges(const char *dir) {
     CHECK(ftruncate(fd, 0) == -1 && ftruncate(fd, 1 << 30) == -1);
     uint64_t *ring = mmap(NULL, 65536 + 64 * 65536, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     CHECK(ring != MAP_FAILED);
+    return ring;
+}
+
+static int forges(const char *dir) {
+    int victim = open(name(dir, "victim"), O_RDWR), own = open(name(dir, "own"), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    struct identity of_victim, of_own;
+    CHECK(ioctl(victim, _IOR('A', 11, struct identity), &of_victim) == 0 && of_victim.is_shared == 1);
+    int reader = open(name(dir, "victim"), O_RDONLY);
+    CHECK(ioctl(reader, _IOR('A', 11, struct identity), &of_own) == 0 && of_own.is_shared == 0);
+    CHECK(ioctl(own, _IOR('A', 11, struct identity), &of_own) == 0 && of_own.is_shared == 1);
+    uint64_t *ring = ring_of(&of_own);
     memset((char *)ring + 65536, 'F', 64 * 65536);
     struct stat st;
     for (int round = 0; round < 3000; round++) {
@@ -520,6 +540,27 @@ static int forges(const char *dir) {
     return 0;
 }
 
+/* A write that stops in the middle: its position is claimed, and others post behind it. */
+static int pauses(const char *dir) {
+    int fd = open(name(dir, "file"), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    warm(fd);
+    struct identity own;
+    CHECK(ioctl(fd, _IOR('A', 11, struct identity), &own) == 0 && own.is_shared == 1);
+    uint64_t *ring = ring_of(&own);
+    uint64_t position = __sync_fetch_and_add(&ring[16], 1);
+    memset((char *)ring + 65536 + position % 64 * 65536, 'M', 100);
+    for (int n = 0; n < 40; n++) CHECK(pwrite(fd, &n, sizeof n, n * 4) == 4);
+    CHECK(ring[16] > position + 1);
+    printf("posted\n"), fflush(stdout);
+    CHECK(getchar() == 'g');
+    CHECK(ring[8] == 0);
+    __atomic_store_n(&ring[512 + position % 64 * 8], (position + 64) << 2, __ATOMIC_SEQ_CST);
+    CHECK(pwrite(fd, "middle", 6, 0) == 6);
+    printf("written\n"), fflush(stdout);
+    CHECK(getchar() == 'g');
+    return 0;
+}
+
 int main(int argc, char **argv) {
     CHECK(argc >= 3);
     const char *what = argv[1], *dir = argv[2];
@@ -530,8 +571,10 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "handlers")) return handlers(dir);
     if (!strcmp(what, "limits")) return limits(dir);
     if (!strcmp(what, "stops")) return stops(dir);
+    if (!strcmp(what, "mapped")) return mapped(dir);
     if (!strcmp(what, "fill")) return fill(dir);
     if (!strcmp(what, "forges")) return forges(dir);
+    if (!strcmp(what, "pauses")) return pauses(dir);
     if (!strcmp(what, "counts") && argc > 3) return counts(dir, argv[3]);
     if (!strcmp(what, "random") && argc > 3) {
         if (argc > 4) seed ^= strtoull(argv[4], NULL, 10) * 0x9e3779b97f4a7c15ull;

@@ -97,6 +97,17 @@ impl Locks {
         self.caches.lock().values().map(|c| c.len() as u64).sum()
     }
 
+    /// Returns whether usable locks permit writing all bytes that the file can have.
+    pub(crate) fn permit_writing_all(&self, file: &Inode) -> bool {
+        let layout = file.layout();
+        let mut caches = self.caches.lock();
+        (0..layout.stripes()).all(|stripe| {
+            let (object, target) = (ObjectId { ino: file.ino, stripe }, layout.target(file.ino, stripe));
+            let cache = caches.get_mut(&target);
+            cache.is_some_and(|cache| cache.covers(object, Mode::Write, ByteRange::ALL).is_some())
+        })
+    }
+
     /// Returns whether usable locks permit reading all of `range`.
     pub(crate) fn permit_reading(&self, file: &Inode, range: ByteRange) -> bool {
         let layout = file.layout();

@@ -4,7 +4,8 @@
 //! caches. Does not own: the switch from one mode to the other (`coherence::sharing`).
 
 use super::leases::Leases;
-use crate::api::KernelPages;
+use crate::api::{KernelPages, PostedWrites};
+use crate::inode::Inode;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ pub(crate) struct Sharing {
     /// The session was started anew, and no other mount existed in between.
     pub(crate) undisturbed: AtomicBool,
     pages: Mutex<Option<Arc<dyn KernelPages>>>,
-    /// Called when sole mode ends, so that whatever began in it ends soon.
-    bell: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    /// The writes that programs post.
+    posts: Mutex<Option<Arc<dyn PostedWrites>>>,
 }
 
 /// The number of the first mode: odd, for sole mode.
@@ -57,7 +58,7 @@ impl Sharing {
             mounts: AtomicU64::new(0),
             undisturbed: AtomicBool::new(false),
             pages: Mutex::new(None),
-            bell: Mutex::new(None),
+            posts: Mutex::new(None),
         }
     }
 
@@ -94,17 +95,25 @@ impl Sharing {
         self.pages.lock().clone()
     }
 
-    /// `bell` is called, on any thread, when sole mode ends or the session does. The function must not wait.
-    pub(crate) fn set_bell(&self, bell: Option<Arc<dyn Fn() + Send + Sync>>) {
-        *self.bell.lock() = bell;
+    pub(crate) fn set_posts(&self, posts: Option<Arc<dyn PostedWrites>>) {
+        *self.posts.lock() = posts;
     }
 
-    /// Called when sole mode ends, or the session.
+    fn posts(&self) -> Option<Arc<dyn PostedWrites>> {
+        self.posts.lock().clone()
+    }
+
+    /// Called when postings may have to end.
     pub(crate) fn ring(&self) {
-        let bell = self.bell.lock().clone();
-        if let Some(bell) = bell {
-            bell();
+        self.posts().into_iter().for_each(|posts| posts.ring());
+    }
+
+    /// What programs have posted to the file in shared mode is in the cache, except writes that end where this says.
+    pub(crate) fn take_posts(&self, file: &Inode) -> u64 {
+        if !file.locks.posted_to.load(SeqCst) {
+            return 0;
         }
+        self.posts().map_or(0, |posts| posts.take(file.ino))
     }
 
     /// Number of operations that hold up the switch to shared mode.
