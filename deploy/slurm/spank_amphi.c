@@ -9,7 +9,7 @@
  * Invariants: prolog and epilog never fail, as that would take the node out of service. Nothing that a user has set is
  * believed on a node: SIZE is checked there again. Nothing secret passes here.
  *
- * plugstack.conf: `optional /usr/local/lib/amphi/spank_amphi.so NAME=VALUE ...`, with the names of `settings`. */
+ * plugstack.conf: `required /usr/local/lib/amphi/spank_amphi.so NAME=VALUE ...`, with the names of `settings`. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -88,7 +88,8 @@ static const char *wanted(const char *text, uint64_t *bytes)
 	static char problem[512];
 	const char *limit = settings[LIMIT].value;
 
-	if (!text || !*text)
+	/* This is how some versions of Slurm pass an option without its value on. */
+	if (!text || !*text || !strcmp(text, "(null)"))
 		text = settings[DEFAULT].value;
 	*bytes = 0;
 	if (!text)
@@ -286,6 +287,13 @@ int slurm_spank_job_epilog(spank_t spank, int count, char **words)
 	return 0;
 }
 
+/* Ends a task whose file system is missing. If this plugin is `optional`, Slurm would ignore a result. */
+static void __attribute__((noreturn)) end_task(void)
+{
+	fflush(NULL);
+	_exit(1);
+}
+
 /* Tells a task where the file system is. Runs as the user, in the task, whose standard error gets what is wrong. */
 int slurm_spank_task_init(spank_t spank, int count, char **words)
 {
@@ -304,18 +312,18 @@ int slurm_spank_task_init(spank_t spank, int count, char **words)
 	if (!why) {
 		slurm_error("--amphi: job %u has no file system on %s: --amphi belongs to the command that makes the job "
 			    "(and slurm.conf needs PrologFlags=Alloc)", job, node);
-		return -1;
+		end_task();
 	}
 	if (strncmp(why, "ready ", 6)) {
 		slurm_error("--amphi: job %u has no file system on %s: %s", job, node,
 			    strncmp(why, "failed ", 7) ? why : why + 7);
-		return -1;
+		end_task();
 	}
 	why += 6;
 	if (stat(why, &found)) {
 		slurm_error("--amphi: the file system %s of job %u on %s has ended (%s); the system log of the node says why",
 			    why, job, node, strerror(errno));
-		return -1;
+		end_task();
 	}
 	/* `amphi job run` in the job has given its program another one. */
 	if (spank_getenv(spank, "AMPHI_JOB_TOKEN", other, sizeof other) != ESPANK_ENV_NOEXIST)

@@ -468,7 +468,7 @@ fn a_job_whose_nodes_hold_it() {
 
     let mut alone = hold("7", "n1", "n1,n2", "5");
     let line = line_of(&mut alone);
-    assert!(line.starts_with("failed ") && line.ends_with(" ready within 5 s"), "{line}");
+    assert!(line.starts_with("failed ") && line.contains("ready within 5 s"), "{line}");
     assert_eq!(alone.wait().expect("wait").code(), Some(1));
     site.nothing_left();
 }

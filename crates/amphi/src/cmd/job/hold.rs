@@ -155,7 +155,7 @@ impl Hold {
 impl Kept {
     /// The steps of the start. Returns the mount point.
     fn steps(&mut self, plan: Plan, at: usize, first: String) -> Outcome<PathBuf> {
-        let count = plan.nodes.len();
+        let nodes = plan.nodes.clone();
         let mount = self.ask("the folder of the job", &Task::Prepare(Box::new(plan)), |said| match said {
             Said::Prepared { mount, .. } => Some(PathBuf::from(mount)),
             _ => None,
@@ -163,19 +163,22 @@ impl Kept {
         let join = if at == 0 { Vec::new() } else { vec![first.clone()] };
         let what = if at == 0 { "the first server".to_string() } else { format!("the server, which joins {first},") };
         self.ask(&what, &Task::Serve { join }, |said| matches!(said, Said::Serving { .. }).then_some(()))?;
-        if count == 1 {
+        if nodes.len() == 1 {
             return Ok(mount);
         }
         let task = Task::Mount { cluster: vec![first] };
         self.ask("the mount", &task, |said| matches!(said, Said::Mounted).then_some(()))?;
         loop {
             let there = servers_of(&mount)?;
-            if there >= count {
+            let missing: Vec<&str> = nodes.iter().filter(|node| !there.contains(node)).map(String::as_str).collect();
+            if missing.is_empty() {
                 return Ok(mount);
             }
             if self.rest().is_zero() {
-                let limit = self.within.as_secs();
-                return Err(Failure::broken(format!("{there} of {count} nodes were ready within {limit} s")));
+                let (missing, limit) = (missing.join(", "), self.within.as_secs());
+                return Err(Failure::broken(format!(
+                    "not ready within {limit} s: {missing}; the system log there says why"
+                )));
             }
             // What the keeper reports meanwhile, such as the end of the server, ends this loop.
             self.listen(self.rest().min(LOOK_AGAIN), |_| None::<()>)?;
@@ -229,12 +232,13 @@ impl Kept {
     }
 }
 
-/// How many servers answer on a mount.
-fn servers_of(mount: &Path) -> Outcome<usize> {
+/// The names of the servers that answer on a mount.
+fn servers_of(mount: &Path) -> Outcome<Vec<String>> {
     let text = status::of_mount(mount.to_path_buf())?;
     let json: Value = serde_json::from_str(&text).during(|| "read the status of the job's cluster".into())?;
     let servers = json["servers"].as_array().map(Vec::as_slice).unwrap_or_default();
-    Ok(servers.iter().filter(|server| server["up"] == true).count())
+    let up = servers.iter().filter(|server| server["up"] == true);
+    Ok(up.filter_map(|server| server["name"].as_str().map(String::from)).collect())
 }
 
 /// A range of ports, as `61000-64999`.
