@@ -250,6 +250,7 @@ fn put(expected: &mut Vec<u8>, at: u64, bytes: &[u8]) {
 async fn story(c: &Cluster, seed: u64, mistake: Mistake) -> u64 {
     let [a, b] = c.two().await;
     settled(c, &[&a, &b]).await;
+    let mut changed = a.mount.wall();
     let here = create(&a, "f").await;
     let front = Front::new(c, &a, &here, mistake);
     let mut random = Random(seed * 0x9e37_79b9 + 1);
@@ -260,7 +261,7 @@ async fn story(c: &Cluster, seed: u64, mistake: Mistake) -> u64 {
     }
     // With this open, no mount has the token of the attributes.
     let kept = if seed.is_multiple_of(2) { Some(open(&b, "f", OpenFlags::READ_WRITE).await) } else { None };
-    let (mut posted, mut changed) = (0, a.mount.wall());
+    let mut posted = 0;
     for round in 0..400u64 {
         let len = expected.len() as u64;
         let at = if random.below(3) == 0 { len } else { random.below(len + 1) };
