@@ -1,5 +1,5 @@
 # Two commands for newcomers: `make demo` and `make test`. Each does its own set-up.
-.PHONY: setup build preload capi dist demo test bench mpiio install install-files deb
+.PHONY: setup build preload capi dist demo test bench mpiio spank install install-files deb
 
 CARGO_PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -38,6 +38,15 @@ mpiio: setup
 	PATH="$(CARGO_PATH)" cargo build --release --locked -p amphi-mpiio
 	scripts/mpiio target/release/libamphi_mpiio.a target/mpiio
 
+# The SPANK plugin for the installed Slurm (Debian: libslurm-dev): target/spank/spank_amphi.so. Slurm loads only plugins
+# that were built for its own version.
+SPANK ?= target/spank
+SLURM_INCLUDE ?= /usr/include
+spank:
+	mkdir -p $(SPANK)
+	gcc -std=gnu11 -Wall -Wextra -Werror -O2 -fPIC -shared -DAMPHI_PREFIX='"$(PREFIX)"' -I$(SLURM_INCLUDE) \
+	  -o $(SPANK)/spank_amphi.so deploy/slurm/spank_amphi.c
+
 PREFIX ?= /usr/local
 # Where mount(8) looks for the helper of a type, systemd for units, and both for users to make.
 HELPERS ?= /sbin
@@ -52,7 +61,7 @@ PRELOAD ?= target/preload
 CAPI ?= target/capi
 install: dist mpiio preload capi install-files
 
-# The same without building: BINARY, SHIMS, PRELOAD and CAPI name what is there.
+# The same without building: BINARY, SHIMS, PRELOAD, CAPI and SPANK name what is there.
 install-files:
 	install -D $(BINARY) $(DESTDIR)$(PREFIX)/bin/amphi
 	install -d $(DESTDIR)$(PREFIX)/lib/amphi
@@ -83,7 +92,10 @@ install-files:
 	install -d $(SHARE)/doc/amphi/examples/prometheus
 	install -m 644 deploy/prometheus/* $(SHARE)/doc/amphi/examples/prometheus
 	install -d $(SHARE)/doc/amphi/examples/slurm
-	install -m 755 deploy/slurm/* $(SHARE)/doc/amphi/examples/slurm
+	install -m 755 deploy/slurm/prolog deploy/slurm/epilog $(SHARE)/doc/amphi/examples/slurm
+	install -m 644 deploy/slurm/spank_amphi.c $(SHARE)/doc/amphi/examples/slurm
+	install -m 755 deploy/slurm/job $(DESTDIR)$(PREFIX)/lib/amphi/slurm-job
+	for lib in $(wildcard $(SPANK)/spank_amphi.so); do install -m 644 $$lib $(DESTDIR)$(PREFIX)/lib/amphi || exit; done
 
 # target/deb/amphi_VERSION_ARCHITECTURE.deb
 deb: dist mpiio preload capi

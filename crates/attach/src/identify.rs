@@ -45,8 +45,8 @@ impl Lack {
 #[cold]
 #[inline(never)]
 pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
-    if let Some(shared) = found(fd, place, seen, IDENTIFY) {
-        table::learn(place, seen, Some(shared));
+    if let Some((shared, export)) = found(fd, place, seen, IDENTIFY) {
+        table::learn(place, seen, shared, || maps::is_export(shared.map, shared.board, export));
         if let Some(position) = table::position(fd) {
             // The position is not known yet.
             position.store(u64::MAX, Relaxed);
@@ -59,18 +59,18 @@ pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
 #[inline(never)]
 pub(crate) fn identify_writer(fd: i32, place: &AtomicU64, seen: u64) {
     if !sys::file_size_is_unlimited() {
-        return table::learn(place, seen, None);
+        return table::learn_foreign(place, seen);
     }
-    if let Some(shared) = found(fd, place, seen, IDENTIFY_WRITER) {
-        table::learn(place, seen, Some(shared));
+    if let Some((shared, ring)) = found(fd, place, seen, IDENTIFY_WRITER) {
+        table::learn(place, seen, shared, || maps::is_ring(shared.map, shared.board, ring));
     }
 }
 
-/// What a descriptor is. Returns `None` if the result was stored already.
-fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> {
+/// What a descriptor is, and the number of its export or ring. Returns `None` if the result was stored already.
+fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<(Shared, u64)> {
     let is_writer = command == IDENTIFY_WRITER;
     let foreign = || {
-        table::learn(place, seen, None);
+        table::learn_foreign(place, seen);
         None
     };
     match sys::may_be_mounted(fd) {
@@ -114,7 +114,8 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
         table::doubt(place, seen);
         return None;
     }
-    Some(Shared { map, board, handle: identity.handle as usize, generation: identity.generation })
+    let shared = Shared { map, board, handle: identity.handle as usize, generation: identity.generation };
+    Some((shared, identity.export))
 }
 
 fn ask(fd: i32, command: u32) -> Option<Identity> {

@@ -37,7 +37,7 @@ pub use owner::VFORKS;
 pub use post::{write_at, write_next};
 pub use read::{Piece, read_at, read_next, set_strict};
 pub use report::{Way, count, counts, is_counting, set_counting};
-pub use sys::{Failure, ask_size, mmap as real_mmap, read as real_read, write as real_write, write_all};
+pub use sys::{Failure, ask_size, begin_mapping, mmap as real_mmap, read as real_read, write as real_write, write_all};
 pub use table::{
     are_posts_off, forget, forget_from, is_known_foreign, is_known_foreign_writer, is_off, turn_off, turn_posts_off,
 };

@@ -125,6 +125,13 @@ pub(crate) fn known_export(board: usize, id: u64) -> Option<usize> {
     })
 }
 
+/// Whether a place still has this export of that mount.
+pub(crate) fn is_export(map: usize, board: usize, id: u64) -> bool {
+    PLACES.get(map).is_some_and(|place| {
+        place.state.load(SeqCst) == READY && place.id.load(Relaxed) == id && place.board.load(Relaxed) == board
+    })
+}
+
 /// Maps a board.
 pub(crate) fn add_board(fd: &sys::Owned, socket: [u64; 2]) -> Option<usize> {
     let at = BOARD_PLACES.iter().position(|place| place.state.compare_exchange(FREE, BUSY, SeqCst, Relaxed).is_ok())?;
@@ -291,6 +298,13 @@ pub(crate) fn ring(at: usize) -> Option<Ring> {
 pub(crate) fn known_ring(board: usize, id: u64) -> Option<usize> {
     RING_PLACES.iter().position(|place| {
         place.state.load(Acquire) == READY && place.id.load(Relaxed) == id && place.board.load(Relaxed) == board
+    })
+}
+
+/// Whether a place still has this ring of that mount.
+pub(crate) fn is_ring(at: usize, board: usize, id: u64) -> bool {
+    RING_PLACES.get(at).is_some_and(|place| {
+        place.state.load(SeqCst) == READY && place.id.load(Relaxed) == id && place.board.load(Relaxed) == board
     })
 }
 

@@ -3,6 +3,7 @@
 //! Owns: the calls that this library makes by itself. They go past libc, so that they change no `errno`, are no points
 //! of cancellation, and meet no other library that is preloaded. Does not own: the calls of programs.
 
+use amphi_shm::talk::MAPPED;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -197,6 +198,20 @@ pub fn ask_size(fd: i32) {
     let args = [fd as usize, c"".as_ptr() as usize, EMPTY_PATH_FORCE_SYNC, STATX_SIZE, found.as_mut_ptr() as usize, 0];
     // SAFETY: a statx is 256 bytes.
     let _ = unsafe { call(numbers::STATX, args) };
+}
+
+/// To be called before the file is mapped: makes the kernel use its present size, and if this process may write to the
+/// file, its mount lets no posted write make it longer from now on.
+pub fn begin_mapping(fd: i32) {
+    const ACCESS: usize = 3;
+    if !may_be_mounted(fd).unwrap_or(false) {
+        return;
+    }
+    if flags(fd).is_ok_and(|flags| flags & ACCESS != 0) {
+        // SAFETY: the command has no argument. Other file systems do not know it.
+        let _ = unsafe { call(numbers::IOCTL, [fd as usize, MAPPED as usize, 0, 0, 0, 0]) };
+    }
+    ask_size(fd);
 }
 
 /// Writes all bytes, or as many as can be written.

@@ -7,6 +7,7 @@
 //! | 0: nothing is known | 10: reads so far; 52: a stamp |
 //! | 1: an open file of a mount | 10: map; 2: board; 16: handle; 32: its generation |
 //! | 2: the kernel serves it | 52: a stamp |
+//! | 3: as 1, while it is not certain yet that the map is still that of the file; the kernel serves it | as 1 |
 //!
 //! A word of kind 1 is valid as long as the mount has not raised the generation of the handle, which it does before any
 //! close of the handle returns. Functions that change the meaning of a number put a word of kind 0 with a new stamp
@@ -31,6 +32,7 @@ const KIND: u64 = 3;
 const UNKNOWN: u64 = 0;
 const SHARED: u64 = 1;
 const KERNEL: u64 = 2;
+const UNCERTAIN: u64 = 3;
 
 static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 /// The words for writes: `map` is the place of a ring there.
@@ -87,6 +89,15 @@ impl Shared {
             | (self.handle as u64 & 0xffff) << 14
             | u64::from(self.generation) << 30
     }
+
+    fn of(word: u64) -> Shared {
+        Shared {
+            map: (word >> 2 & 0x3ff) as usize,
+            board: (word >> 12 & 3) as usize,
+            handle: (word >> 14 & 0xffff) as usize,
+            generation: (word >> 30) as u32,
+        }
+    }
 }
 
 /// The information in a word.
@@ -118,12 +129,7 @@ pub(crate) fn position(fd: i32) -> Option<&'static AtomicU64> {
 pub(crate) fn known(word: u64) -> Known {
     match word & KIND {
         UNKNOWN => Known::Nothing,
-        SHARED => Known::Shared(Shared {
-            map: (word >> 2 & 0x3ff) as usize,
-            board: (word >> 12 & 3) as usize,
-            handle: (word >> 14 & 0xffff) as usize,
-            generation: (word >> 30) as u32,
-        }),
+        SHARED => Known::Shared(Shared::of(word)),
         _ => Known::Kernel,
     }
 }
@@ -165,13 +171,24 @@ fn count_answer(is_shared: bool, refused: &AtomicU32) {
     }
 }
 
-/// Stores the identity of a descriptor if its word is still `seen`.
-pub(crate) fn learn(place: &AtomicU64, seen: u64, shared: Option<Shared>) {
-    let now = match shared {
-        Some(shared) => shared.word(),
-        None => KERNEL | STAMP.fetch_add(1, Relaxed) << STAMP_SHIFT,
-    };
+/// Stores that the kernel serves a descriptor, if its word is still `seen`.
+pub(crate) fn learn_foreign(place: &AtomicU64, seen: u64) {
+    let now = KERNEL | STAMP.fetch_add(1, Relaxed) << STAMP_SHIFT;
     let _ = place.compare_exchange(seen, now, SeqCst, Relaxed);
+}
+
+/// Stores the identity of a descriptor if its word is still `seen`. `is_right` says whether the map is that of the file.
+///
+/// A thread that uses a map for another file first takes the map, and then looks for words that lead to it. So this
+/// function first stores the word, without anybody using it, and then asks. Either the other thread sees the word, or
+/// `is_right` sees that the map was taken.
+pub(crate) fn learn(place: &AtomicU64, seen: u64, shared: Shared, is_right: impl FnOnce() -> bool) {
+    let uncertain = shared.word() & !KIND | UNCERTAIN;
+    if place.compare_exchange(seen, uncertain, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    let now = if is_right() { shared.word() } else { unknown() };
+    let _ = place.compare_exchange(uncertain, now, SeqCst, Relaxed);
 }
 
 fn unknown() -> u64 {
@@ -196,7 +213,7 @@ pub(crate) fn doubt_ring(ring: usize) {
 fn doubt_all(words: &[AtomicU64], map: usize) {
     for place in words {
         let seen = place.load(SeqCst);
-        if matches!(known(seen), Known::Shared(shared) if shared.map == map) {
+        if matches!(seen & KIND, SHARED | UNCERTAIN) && Shared::of(seen).map == map {
             doubt(place, seen);
         }
     }

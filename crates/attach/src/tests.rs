@@ -33,7 +33,7 @@ fn pread(fd: i32, len: usize, offset: i64) -> Option<Vec<u8>> {
 
 fn knows(fd: i32, shared: Shared) {
     let place = table::word(fd).unwrap();
-    table::learn(place, place.load(Relaxed), Some(shared));
+    table::learn(place, place.load(Relaxed), shared, || true);
 }
 
 /// Goal: a descriptor is read from the memory of its export as long as its word, the generation of its handle and the
@@ -82,6 +82,31 @@ fn what_stops_reads() {
     assert_eq!(pread(2002, 100, inside), None);
     knows(2003, shared(11));
     assert_eq!(pread(2003, 100, inside), Some(vec![8; 100]));
+    // Another thread replaces the export while a descriptor is identified: just before its word is stored, or just
+    // after the check.
+    let replaced = |id: u64, by: u64| {
+        maps::leave(map);
+        let next = Export::new(by, 3 * SLOT_BYTES as u64).unwrap();
+        next.fill(next.ticket(), 1, 0, &[by as u8; SLOT_BYTES]);
+        assert_eq!(maps::add_export(&owned(next.fd()), at, by, next.slots()), Some(map), "in place of {id}");
+        next
+    };
+    let place = table::word(2004).unwrap();
+    let third = replaced(2, 3);
+    table::learn(place, place.load(Relaxed), shared(11), || maps::is_export(map, at, 2));
+    assert_eq!(pread(2004, 100, inside), None);
+    assert!(maps::is_export(map, at, 3));
+    let mut fourth = None;
+    table::learn(place, place.load(Relaxed), shared(11), || {
+        assert_eq!(pread(2004, 100, inside), None, "it is not certain");
+        let is_right = maps::is_export(map, at, 3);
+        fourth = Some(replaced(3, 4));
+        is_right
+    });
+    assert_eq!(pread(2004, 100, inside), None);
+    knows(2004, shared(11));
+    assert_eq!(pread(2004, 100, inside), Some(vec![4; 100]));
+    drop((third, fourth));
 }
 
 /// Goal: memory that is no export, too short, or of another number is refused. Method: each of them.
@@ -117,9 +142,9 @@ fn words_hold_what_they_are_made_of() {
     assert_eq!(reads, 7);
     let seen = place.load(Relaxed);
     table::forget(2100);
-    table::learn(place, seen, None);
+    table::learn_foreign(place, seen);
     assert_eq!(table::known(place.load(Relaxed)), Known::Nothing, "the number was forgotten in between");
-    table::learn(place, place.load(Relaxed), None);
+    table::learn_foreign(place, place.load(Relaxed));
     assert!(table::is_known_foreign(2100) && table::is_known_foreign(100_000) && !table::is_known_foreign(2101));
     table::forget_from(2099, u32::MAX);
     assert!(!table::is_known_foreign(2100));
@@ -187,7 +212,7 @@ fn what_stops_posts() {
     let knows = |fd: i32, handle| {
         let shared = Shared { map, board: at, handle, generation: board.generation(handle as u64).unwrap() };
         let place = table::writer(fd).unwrap();
-        table::learn(place, place.load(Relaxed), Some(shared));
+        table::learn(place, place.load(Relaxed), shared, || maps::is_ring(map, at, 5));
     };
     let [fd, append_fd, read_fd] = [plain.as_raw_fd(), appends.as_raw_fd(), reads.as_raw_fd()];
     [fd, append_fd, read_fd].into_iter().for_each(|fd| knows(fd, 9));

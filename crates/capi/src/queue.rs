@@ -112,13 +112,14 @@ unsafe impl Send for Target {}
 enum Answer {
     Count(usize),
     Data(Segments, Target),
-    Written(usize, Option<Lent>),
     Failed(i32),
 }
 
 struct Finished {
     tag: u64,
     answer: Answer,
+    /// Memory that a write uses. Nobody sees the completion before it is back, also if the write has failed.
+    lent: Option<Lent>,
 }
 
 /// The state that the client's thread shares with the thread that takes completions.
@@ -148,27 +149,32 @@ impl Shared {
 struct Flight {
     shared: Arc<Shared>,
     tag: u64,
+    lent: Option<Lent>,
     is_done: bool,
 }
 
 impl Flight {
     fn done(mut self, answer: Answer) {
+        self.leave(answer);
+    }
+
+    fn leave(&mut self, answer: Answer) {
         self.is_done = true;
-        self.shared.push(Finished { tag: self.tag, answer });
+        self.shared.push(Finished { tag: self.tag, answer, lent: self.lent.take() });
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
         if !self.is_done {
-            self.shared.push(Finished { tag: self.tag, answer: Answer::Failed(libc::ENOTCONN) });
+            self.leave(Answer::Failed(libc::ENOTCONN));
         }
     }
 }
 
 enum Running {
     Read(Pending<Segments>, Target),
-    Write(Pending<usize>, Option<Lent>),
+    Write(Pending<usize>),
     Sync(Pending<()>),
 }
 
@@ -178,10 +184,7 @@ async fn finish(flight: Flight, running: Running) {
             Ok(data) => Answer::Data(data, target),
             Err(e) => Answer::Failed(e.raw()),
         },
-        Running::Write(write, lent) => match write.await {
-            Ok(written) => Answer::Written(written, lent),
-            Err(e) => Answer::Failed(e.raw()),
-        },
+        Running::Write(write) => write.await.map_or_else(|e| Answer::Failed(e.raw()), Answer::Count),
         Running::Sync(sync) => sync.await.map_or_else(|e| Answer::Failed(e.raw()), |()| Answer::Count(0)),
     };
     flight.done(answer);
@@ -211,9 +214,9 @@ impl ClusterQueue {
             let (request, file) = request(at);
             match file.and_then(|file| begin(&self.fs, &request, file)) {
                 Ok(Begun::Done(result)) => self.ready.push_back(AmphiCompletion { tag: request.tag, result }),
-                Ok(Begun::Running(begun)) => {
+                Ok(Begun::Running(begun, lent)) => {
                     self.under_way += 1;
-                    let flight = Flight { shared: self.shared.clone(), tag: request.tag, is_done: false };
+                    let flight = Flight { shared: self.shared.clone(), tag: request.tag, lent, is_done: false };
                     running.push(finish(flight, begun));
                 }
                 Err(failed) => {
@@ -232,15 +235,12 @@ impl ClusterQueue {
     fn drain(&mut self) {
         while let Some(finished) = self.shared.done.pop() {
             self.under_way -= 1;
+            if let Some(lent) = finished.lent {
+                lent.wait();
+            }
             let result = match finished.answer {
                 Answer::Count(count) => count as i64,
                 Answer::Data(data, target) => data.copy_to(target.0.slice_mut()) as i64,
-                Answer::Written(written, lent) => {
-                    if let Some(lent) = lent {
-                        lent.wait();
-                    }
-                    written as i64
-                }
                 Answer::Failed(errno) => -i64::from(errno),
             };
             self.ready.push_back(AmphiCompletion { tag: finished.tag, result });
@@ -276,7 +276,8 @@ impl ClusterQueue {
 
 enum Begun {
     Done(i64),
-    Running(Running),
+    /// The memory is what a write uses.
+    Running(Running, Option<Lent>),
 }
 
 fn begun<T: Send + 'static>(
@@ -286,7 +287,7 @@ fn begun<T: Send + 'static>(
 ) -> Done<Begun> {
     match pending.try_take() {
         Some(result) => Ok(Begun::Done(done(result?))),
-        None => Ok(Begun::Running(running(pending))),
+        None => Ok(Begun::Running(running(pending), None)),
     }
 }
 
@@ -339,7 +340,7 @@ fn begin(fs: &Arc<Cluster>, request: &AmphiRequest, file: File) -> Done<Begun> {
                     }
                     Ok(Begun::Done(written? as i64))
                 }
-                None => Ok(Begun::Running(Running::Write(pending, lent))),
+                None => Ok(Begun::Running(Running::Write(pending), lent)),
             }
         }
         AMPHI_OP_FSYNC | AMPHI_OP_FDATASYNC => {

@@ -92,6 +92,8 @@ pub(crate) struct Life {
 /// Write-back may have this part of the cache's size under way in addition to the cache; it is also the most by which
 /// one stream is read ahead.
 const BESIDE_PART: u64 = 8;
+/// Part of the bounds on dirty bytes, and on those under way, that targets which cannot be reached have.
+const AWAY_PART: u64 = 2;
 /// A stream may always be read ahead by this many bytes.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
 
@@ -181,15 +183,60 @@ impl Mount {
         self.tunables.get(Tunable::FlightBytes).min(self.tunables.get(Tunable::CacheBytes) / BESIDE_PART)
     }
 
-    /// Returns whether write-back may send nothing more, because enough is under way, in bytes or in runs.
+    /// Returns whether write-back may send nothing more, because enough is under way, in bytes or in runs. What waits
+    /// for targets that cannot be reached does not count, up to as much again.
     pub(crate) fn flight_is_full(&self) -> bool {
-        self.writeback.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
-            || self.writeback.flight_parts.load(Ordering::SeqCst) >= FLIGHT_PARTS_MAX
+        let (max, away) = (self.flight_max(), self.writeback.loads.away());
+        let bytes = self.writeback.flight_bytes.load(Ordering::SeqCst);
+        bytes.saturating_sub(away.flight_bytes.min(max)) >= max || self.reachable_parts() >= FLIGHT_PARTS_MAX
+    }
+
+    fn reachable_parts(&self) -> usize {
+        let away = self.writeback.loads.away().flight_parts.min(FLIGHT_PARTS_MAX);
+        self.writeback.flight_parts.load(Ordering::SeqCst).saturating_sub(away)
+    }
+
+    /// Returns whether write-back may send nothing more to targets that cannot be reached, because enough waits for
+    /// them.
+    pub(crate) fn away_is_full(&self) -> bool {
+        let away = self.writeback.loads.away();
+        away.flight_bytes >= self.flight_max() / AWAY_PART || away.flight_parts >= FLIGHT_PARTS_MAX / AWAY_PART as usize
+    }
+
+    /// Returns whether write-back may send nothing more to this target, because it is one of those.
+    pub(crate) fn is_held_back(&self, target: TargetId) -> bool {
+        self.writeback.loads.is_away(target) && self.away_is_full()
+    }
+
+    /// Returns whether a target of `range` cannot be reached.
+    pub(crate) fn is_away(&self, file: &Inode, range: ByteRange) -> bool {
+        let loads = &self.writeback.loads;
+        let (layout, ino) = (file.layout(), file.ino);
+        loads.any_away()
+            && layout.pieces(ino, range).any(|(object, _)| loads.is_away(layout.target(ino, object.stripe)))
+    }
+
+    /// Returns whether a direct write of `range` may not return early, because too much memory is under way.
+    pub(crate) fn pipe_is_full(&self, file: &Inode, range: ByteRange, memory: u64) -> bool {
+        let (max, away) = (self.flight_max(), self.writeback.loads.away());
+        let away = away.flight_bytes + away.piped_bytes;
+        let all =
+            self.writeback.piped_bytes.load(Ordering::SeqCst) + self.writeback.flight_bytes.load(Ordering::SeqCst);
+        let (under_way, max) = match self.is_away(file, range) {
+            true => (away, max / AWAY_PART),
+            false => (all.saturating_sub(away.min(max)), max),
+        };
+        under_way > 0 && under_way + memory > max
     }
 
     /// Returns whether enough may be sent that a search for all dirty bytes pays.
     pub(crate) fn flight_has_room(&self) -> bool {
-        self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
+        self.reachable_parts() <= FLIGHT_PARTS_MAX / 2
+    }
+
+    /// Returns whether nothing is under way but to targets that cannot be reached.
+    pub(crate) fn flight_is_over(&self) -> bool {
+        self.writeback.flight_bytes.load(Ordering::SeqCst) <= self.writeback.loads.away().flight_bytes
     }
 
     /// Returns whether streams are read ahead at all.
@@ -230,12 +277,22 @@ impl Mount {
         self.tunables.get(Tunable::PopulateBytes).min(self.tunables.get(Tunable::CacheBytes) / 4)
     }
 
-    /// Returns whether writers of `bytes` more have to wait for write-back.
-    pub(crate) fn dirty_is_full(&self, bytes: u64) -> bool {
-        let limit = self.dirty_max();
-        let dirty = self.cache.dirty_bytes();
+    /// Returns whether writers of `range` have to wait for write-back. Dirty bytes of targets that cannot be reached
+    /// have a share of their own, and are left out of the others up to that share.
+    pub(crate) fn dirty_is_full(&self, file: &Inode, range: ByteRange) -> bool {
+        let (limit, bytes) = (self.dirty_max(), range.len());
         // A request larger than the limit is admitted when no other one is.
-        dirty > 0 && dirty + bytes > limit
+        let is_full = |dirty: u64, limit: u64| dirty > 0 && dirty + bytes > limit;
+        let dirty = self.cache.dirty_bytes();
+        if !self.writeback.loads.any_away() {
+            return is_full(dirty, limit);
+        }
+        let (share, targets) = (limit / AWAY_PART, self.writeback.loads.away_targets());
+        let away: u64 = targets.iter().map(|target| self.writeback.grants.used_bytes(*target)).sum();
+        if self.is_away(file, range) {
+            return is_full(away.min(dirty), share) || is_full(dirty, limit + share);
+        }
+        is_full(dirty.saturating_sub(away.min(share)), limit)
     }
 
     /// Returns whether at least half of the bytes that may be dirty are dirty.

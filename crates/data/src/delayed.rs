@@ -161,6 +161,11 @@ impl Delayed {
         self.unlogged_bytes
     }
 
+    /// Returns whether the log contains bytes of the range that are not on the disk.
+    pub(crate) fn is_logged(&self, object: ObjectId, range: ByteRange) -> bool {
+        self.logged.within(object, range).next().is_some()
+    }
+
     /// Works as `unlogged_bytes`, for one object.
     pub fn unlogged_bytes_of(&self, object: ObjectId) -> u64 {
         let extents = self.unlogged.range((object, 0)..=(object, u64::MAX));

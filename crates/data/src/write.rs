@@ -150,8 +150,15 @@ impl DataStore {
         Ok(plan)
     }
 
+    /// Returns whether the record of the plan's commit must not outlive the written data (`Order::AfterData` in the
+    /// zone): it points to new data, or it removes bytes from the log that a sync has promised, in exchange for those
+    /// on the disk. To be asked before the commit.
+    pub fn follows_data(&self, plan: &WritePlan) -> bool {
+        plan.points_at_new_data() || self.delayed.is_logged(plan.object, plan.range)
+    }
+
     /// Makes a written plan visible and appends its items: the extents that changed, and the object with its end and
-    /// `mtime`. If the plan points to new data, the record must follow a sync of that data.
+    /// `mtime`. See `follows_data`.
     pub fn commit_write(&mut self, plan: WritePlan, mtime: Timespec, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
         let mut touched = BTreeSet::new();

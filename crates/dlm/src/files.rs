@@ -47,6 +47,9 @@ const HOLDERS_LOOKED_AT: usize = 256;
 pub struct FileLockLimits {
     /// Most locks held, on all files. A waiting request counts as two locks, which is what its grant may add.
     pub max_locks: usize,
+    /// Most locks of one session, so that no session keeps the others out of the table. Waiting requests count as
+    /// above.
+    pub max_locks_per_session: usize,
     /// Most locks held on one file, in one of the two tables. Waiting requests count as above.
     pub max_locks_per_file: usize,
     /// Most requests that wait, or whose grant was not yet polled.
@@ -65,6 +68,7 @@ impl Default for FileLockLimits {
     fn default() -> Self {
         FileLockLimits {
             max_locks: 1 << 20,
+            max_locks_per_session: 1 << 19,
             max_locks_per_file: 1 << 17,
             max_waits: 1 << 16,
             max_waits_per_file: 1 << 14,
@@ -307,6 +311,8 @@ pub struct FileLocks {
     watchers: BTreeSet<(LockId, WaitId)>,
     due: BTreeSet<(u64, WaitId)>,
     granted: VecDeque<WaitGranted>,
+    /// Number of locks of each session, and twice that of its waiting requests; without sessions that have none.
+    of_sessions: BTreeMap<SessionId, usize>,
     #[cfg(test)]
     planted: Option<tests::PlantedBug>,
 }
@@ -329,6 +335,7 @@ impl FileLocks {
             watchers: BTreeSet::new(),
             due: BTreeSet::new(),
             granted: VecDeque::new(),
+            of_sessions: BTreeMap::new(),
             #[cfg(test)]
             planted: None,
         }
@@ -349,7 +356,7 @@ impl FileLocks {
         let earlier = if yields { self.waiting_conflict(&file, known, lock.kind, range, None) } else { None };
         let Some(blocker) = earlier.or(held) else {
             let plan = self.plan(known, lock.ino, range, Some((lock.kind, lock.pid)));
-            if plan.growth() > 0 && !self.room(&file, plan.growth() as usize) {
+            if plan.growth() > 0 && !self.room(lock.owner.session, &file, plan.growth() as usize) {
                 return Err(FileLockRefusal::NoLocks);
             }
             let party = self.party(lock.owner);
@@ -364,7 +371,7 @@ impl FileLocks {
             }
             if self.waits.len() + self.granted.len() >= self.limits.max_waits
                 || file.waits >= self.limits.max_waits_per_file
-                || !self.room(&file, 2)
+                || !self.room(lock.owner.session, &file, 2)
             {
                 return Err(FileLockRefusal::NoLocks);
             }
@@ -395,7 +402,7 @@ impl FileLocks {
         let plan = self.plan(Some(party), ino, range, None);
         if let Some(file) = self.files.get(&(ino, table))
             && plan.growth() > 0
-            && !self.room(file, plan.growth() as usize)
+            && !self.room(owner.session, file, plan.growth() as usize)
         {
             return Err(FileLockRefusal::NoLocks);
         }
@@ -458,7 +465,7 @@ impl FileLocks {
             return Err(FileLockRefusal::Lost);
         }
         let plan = self.plan(known, lock.ino, range, Some((lock.kind, lock.pid)));
-        if plan.growth() > 0 && !self.room(&file, plan.growth() as usize) {
+        if plan.growth() > 0 && !self.room(lock.owner.session, &file, plan.growth() as usize) {
             return Err(FileLockRefusal::NoLocks);
         }
         let party = self.party(lock.owner);
@@ -527,10 +534,23 @@ impl FileLocks {
         self.pieces.is_empty() && self.waits.is_empty()
     }
 
-    /// Returns whether `more` locks are within the bounds, including those that waiting requests may add.
-    fn room(&self, file: &File, more: usize) -> bool {
-        self.pieces.len() + 2 * self.waits.len() + more <= self.limits.max_locks
+    /// Returns whether `more` locks of the session are within the bounds, including those that waiting requests may
+    /// add.
+    fn room(&self, session: SessionId, file: &File, more: usize) -> bool {
+        let own = self.of_sessions.get(&session).copied().unwrap_or(0);
+        own + more <= self.limits.max_locks_per_session
+            && self.pieces.len() + 2 * self.waits.len() + more <= self.limits.max_locks
             && file.locks + 2 * file.waits + more <= self.limits.max_locks_per_file
+    }
+
+    /// Counts what a session has come to have and has had before (`of_sessions`).
+    fn count(&mut self, session: SessionId, come: usize, gone: usize) {
+        let own = self.of_sessions.entry(session).or_default();
+        assert!(*own + come >= gone, "{session:?} has {own} locks and {come} more, and gives {gone} back");
+        *own = *own + come - gone;
+        if *own == 0 {
+            self.of_sessions.remove(&session);
+        }
     }
 
     /// A held lock of another owner that conflicts with this one.

@@ -38,6 +38,8 @@ use std::fmt;
 pub struct LockLimits {
     /// Most cached locks and requests for them; further requests are refused with [`Refusal::Full`].
     pub max_locks: usize,
+    /// Most of them that one session may have, so that no session keeps the others out of the table.
+    pub max_locks_per_session: usize,
     /// Most direct requests that hold or await a lock at the same time.
     pub max_direct: usize,
     /// A client that has neither returned a lock nor made progress this long after the callback is overdue.
@@ -59,6 +61,7 @@ impl Default for LockLimits {
     fn default() -> Self {
         LockLimits {
             max_locks: 1 << 20,
+            max_locks_per_session: 1 << 19,
             max_direct: 1 << 16,
             callback_deadline_ns: 30_000_000_000,
             crowd_locks: 32,
@@ -90,7 +93,8 @@ pub struct LockRequest {
 pub enum Refusal {
     /// The range is empty.
     EmptyRange,
-    /// The table is full. Cached locks have to be returned first, or the I/O goes direct.
+    /// The table is full, or the session has its share of it. Cached locks have to be returned first, or the I/O goes
+    /// direct.
     Full,
     /// The request must not wait, and another lock or request conflicts with it.
     WouldBlock,
@@ -289,6 +293,8 @@ pub struct LockSpace {
     /// Sessions that hold group locks of an object, each with the number of its locks.
     members: BTreeMap<(ObjectId, SessionId), (GroupId, usize)>,
     sessions: BTreeSet<(SessionId, LockId)>,
+    /// Number of cached locks and of requests for them, by session; without sessions that have none.
+    cached: BTreeMap<SessionId, usize>,
     deadlines: BTreeSet<(u64, LockId)>,
     contention: Contention,
     counts: LockCounts,
@@ -313,6 +319,7 @@ impl LockSpace {
             direct_count: 0,
             members: BTreeMap::new(),
             sessions: BTreeSet::new(),
+            cached: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             contention: Contention::new(limits.contention),
             counts: LockCounts::default(),

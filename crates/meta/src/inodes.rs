@@ -147,6 +147,16 @@ impl Inodes {
         self.away.beside(local)
     }
 
+    /// The number of the block of an inode.
+    pub(crate) fn block_of(local: u64) -> u64 {
+        place(local).0
+    }
+
+    /// The owner of an inode that is away, if all inodes of its block that are away have the same.
+    pub(crate) fn owner_away(&self, local: u64) -> Option<Owner> {
+        self.away.owner_of_all(local)
+    }
+
     /// Whether inodes take at least half of the memory that they may.
     pub(crate) fn is_near_bound(&self) -> bool {
         self.bytes >= self.leaving.bytes_max / 2

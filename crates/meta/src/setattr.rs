@@ -22,12 +22,14 @@ fn time(set: TimeSet, now: Timespec) -> Timespec {
 }
 
 /// Returns whether the flags of `chattr` allow `set` (Linux, `may_setattr` and `do_truncate`). The kernel's own
-/// write-back of times, which alone has a change time, is allowed: it belongs to an earlier write.
+/// write-back of times, which alone has a change time, is allowed to those who have the file open for writing: it
+/// belongs to an earlier write.
 ///
 /// Errors: `Perm`.
 fn check_flags(cred: &Cred, facts: &Facts, set: &SetAttr) -> Result<()> {
     let times = [set.atime, set.mtime];
-    let given = times.into_iter().flatten().any(|time| matches!(time, TimeSet::At(_))) && set.ctime.is_none();
+    let is_given = times.into_iter().flatten().any(|time| matches!(time, TimeSet::At(_))) || set.ctime.is_some();
+    let given = is_given && !(set.ctime.is_some() && set.open_for_write);
     if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || set.project.is_some() || given {
         perm::changeable(facts)?;
     }
@@ -104,6 +106,13 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
     } else if (set.uid.is_some() || set.gid.is_some()) && inode.kind != Kind::Dir {
         next.perm = perm::without_suidgid(cred, next.perm, inode.owner.gid);
     }
+    // A change of size, owner or permissions was allowed above, and takes the bits along. Alone, they go with a write.
+    let goes_along = set.size.is_some() || set.uid.is_some() || set.gid.is_some() || set.perm.is_some();
+    match set.kill_suidgid && !goes_along && !set.open_for_write {
+        true if owner => perm::changeable(facts)?,
+        true => perm::access(cred, facts, Want::WRITE)?,
+        false => {}
+    }
     if set.kill_suidgid && inode.kind != Kind::Dir {
         next.perm = perm::without_suidgid(cred, next.perm, inode.owner.gid);
     }
@@ -114,6 +123,9 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
             TimeSet::Now if owner || (set.size.is_some() && set.open_for_write) => {}
             TimeSet::Now => perm::access(cred, facts, Want::WRITE)?,
         }
+    }
+    if set.ctime.is_some() && !set.open_for_write {
+        perm::owner(cred, facts)?;
     }
     if let Some(atime) = set.atime {
         next.times.atime = time(atime, now);
@@ -145,8 +157,9 @@ impl MetaStore {
     /// With new permissions the access control list changes as well (`Acl::chmod`).
     ///
     /// Errors: `Stale`, `Perm` (not the owner, chown or chgrp not allowed, forbidden by what `chattr` has set),
-    /// `Access` (size or a time of now without write permission), `IsDir` or `Inval` (size of something other than a
-    /// file), `FileTooBig`, `Inval` (time stamp), `NotSupported` (mode of a symbolic link).
+    /// `Access` (size, a time of now or the loss of set-user-id bits without write permission), `IsDir` or `Inval`
+    /// (size of something other than a file), `FileTooBig`, `Inval` (time stamp), `NotSupported` (mode of a symbolic
+    /// link).
     pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec, txn: &mut Txn) -> Result<Attr> {
         let inode = self.inode(ino)?;
         let next = decide(cred, &inode, &self.facts(ino)?, set, now)?;

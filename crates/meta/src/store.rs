@@ -207,6 +207,16 @@ impl MetaStore {
         ItemKey::Inode(ino.local()).encode()
     }
 
+    /// The number of an inode's block. The inodes of a block are read together (`absent_beside`).
+    pub fn inode_block(&self, ino: Ino) -> u64 {
+        Inodes::block_of(ino.local())
+    }
+
+    /// To whom an inode is charged that is not in memory, if this is known without reading it.
+    pub fn owner_away(&self, ino: Ino) -> Option<Owner> {
+        if self.is_away(ino) { self.inodes.owner_away(ino.local()) } else { None }
+    }
+
     /// The keys of inodes that are not in memory and were made at about the time of this one, ascending. Whoever reads
     /// one of them reads the others with it.
     pub fn absent_beside(&self, ino: Ino) -> Vec<Key> {

@@ -208,24 +208,35 @@ impl CachedFile {
     /// the system may have dropped data that it could not write, and may report success for the next sync; so the
     /// failure is remembered.
     pub fn sync_backend(&mut self) -> Outcome {
-        let before = self.segment().header().sync_error.load(SeqCst);
-        if before != 0 {
-            return Err(Error::Os { doing: "sync again", errno: before });
-        }
-        if self.segment().header().unsynced.swap(0, SeqCst) == 0 {
+        self.no_sync_failed()?;
+        // Another rank may be syncing now: what it makes stable counts only when it is.
+        let changes = self.segment().header().changes.load(SeqCst);
+        if self.segment().header().stable_changes.load(SeqCst) >= changes {
             return Ok(());
         }
         self.stats.fs_syncs += 1;
         let result = self.backend.sync();
-        if let Err(error) = result {
-            self.segment().header().sync_error.store(error.errno(), SeqCst);
+        match result {
+            Ok(()) => {
+                // The system reports a failure to one rank only, if they use the same descriptor.
+                self.no_sync_failed()?;
+                self.segment().header().stable_changes.fetch_max(changes, SeqCst);
+            }
+            Err(error) => self.segment().header().sync_error.store(error.errno(), SeqCst),
         }
         result
     }
 
+    fn no_sync_failed(&self) -> Outcome {
+        match self.segment().header().sync_error.load(SeqCst) {
+            0 => Ok(()),
+            errno => Err(Error::Os { doing: "sync again", errno }),
+        }
+    }
+
     /// Called when the file system was given something that the next sync has to make stable.
     fn note_change(&self) {
-        self.segment().header().unsynced.store(1, SeqCst);
+        self.segment().header().changes.fetch_add(1, SeqCst);
     }
 
     /// Sets the length in the file system and for the ranks. One rank calls it, when nothing is cached and no other

@@ -157,8 +157,10 @@ pub struct Header {
     pub pointer: AtomicU64,
     /// First errno value of a write without a waiting rank.
     pub late_error: AtomicI32,
-    /// 1: the file system was given something since the last sync.
-    pub unsynced: AtomicU32,
+    /// Number of times that the file system was given something to make stable, and how many of them are stable.
+    pub changes: AtomicU64,
+    /// See `changes`.
+    pub stable_changes: AtomicU64,
     /// errno value of the first sync that failed.
     pub sync_error: AtomicI32,
     /// Rank + 1 of a rank that ended without closing.

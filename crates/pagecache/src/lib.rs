@@ -119,7 +119,7 @@ pub enum Put {
         /// Free blocks at the servers were set aside for all of these bytes.
         covered: bool,
     },
-    /// The check failed, or the servers had no room for the bytes. Bytes before this offset are in the cache.
+    /// The check failed, or the servers had no room for all bytes. Bytes before this offset are in the cache.
     Refused(u64),
 }
 
@@ -379,7 +379,8 @@ impl<F: CachedFile> PageCache<F> {
         self.put(file, offset, source, (cold_after, NoRoom::Put), now_ns, hooks)
     }
 
-    /// Works as `write`, but ends at a unit for which the servers have no room.
+    /// Works as `write`, but is refused if the servers have no room for all units: before the first unit, or after the
+    /// last one, so that no reader finds only some of the units.
     pub fn write_covered(
         &self,
         file: &Arc<F>,
@@ -417,7 +418,8 @@ impl<F: CachedFile> PageCache<F> {
             let missing = known.map_or(room::blocks(u * UNIT, part), |unit| unit.uncovered(part));
             let may = check();
             let covered = may && self.cover(file, u * UNIT, missing);
-            if !may || (!covered && no_room == NoRoom::Refuse) {
+            let is_first = u == range.start / UNIT;
+            if !may || (!covered && is_first && no_room == NoRoom::Refuse) {
                 if let Source::Units(bytes) = source {
                     *bytes = Buf::shared(parts).unwrap_or_default();
                 }
@@ -470,6 +472,12 @@ impl<F: CachedFile> PageCache<F> {
                 let chunk = ByteRange::at(u / CHUNK_UNITS * CHUNK, CHUNK);
                 full_chunk = Some(full_chunk.map_or(chunk, |f: ByteRange| ByteRange::new(f.start, chunk.end)));
             }
+        }
+        if !all_covered && no_room == NoRoom::Refuse {
+            if let Source::Units(bytes) = source {
+                *bytes = Buf::shared(parts).unwrap_or_default();
+            }
+            return Put::Refused(range.end);
         }
         Put::Done { full_chunk, rewritten, adopted, covered: all_covered }
     }

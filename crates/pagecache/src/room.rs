@@ -35,7 +35,7 @@ impl<F> Room<F> for Endless {
 /// The treatment of a write for which there are no free blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// The write ends before this unit.
+    /// The write is refused: at its first unit, or when all of its bytes are dirty.
     Refuse,
     /// The bytes of the write become dirty without cover.
     Put,
@@ -101,6 +101,48 @@ impl<F: CachedFile> PageCache<F> {
         let gone = unit.uncover();
         if gone > 0 {
             self.room.uncover(file, unit.range().start, gone);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::TestFile;
+    use crate::{Put, Source, UNIT};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+    /// Servers with this many free blocks.
+    struct Blocks(AtomicU32);
+
+    impl Room<TestFile> for Blocks {
+        fn cover(&self, _: &TestFile, _: u64, blocks: u32) -> bool {
+            self.0.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(blocks)).is_ok()
+        }
+
+        fn uncover(&self, _: &TestFile, _: u64, blocks: u32) {
+            self.0.fetch_add(blocks, SeqCst);
+        }
+    }
+
+    /// Goal: a refused write has put all of its bytes into the cache or none, so readers find no half of it. Method:
+    /// writes of two units, for which the servers have room for none, one, or both.
+    #[test]
+    fn a_refused_write_is_whole_or_absent() {
+        let unit = UNIT as usize;
+        let bytes = vec![7u8; 2 * unit];
+        for (blocks, put_to) in [(15, Some(0)), (16, Some(2 * UNIT)), (32, None)] {
+            let cache = PageCache::above(Arc::new(Blocks(AtomicU32::new(blocks))));
+            let file = TestFile::new(3);
+            let put = cache.write_covered(&file, 0, Source::Copied(&bytes), u64::MAX, || 1, (|| true, || ()));
+            match put_to {
+                Some(end) => assert_eq!(put, Put::Refused(end), "{blocks} blocks"),
+                None => assert!(matches!(put, Put::Done { covered: true, .. })),
+            }
+            let mut read = vec![0; 2 * unit];
+            assert_eq!(cache.read(&file, ByteRange::new(0, 2 * UNIT), &mut read), blocks >= 16, "{blocks} blocks");
+            assert!(blocks < 16 || read == bytes);
         }
     }
 }

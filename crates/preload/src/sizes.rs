@@ -2,11 +2,12 @@
 //!
 //! A posted write makes a file longer without the kernel. A mapping, `sendfile`, `splice` and `copy_file_range` end at
 //! the size that the kernel has cached, without a request. So the kernel is made to ask for the size first, which costs
-//! a request to the mount. Which process has posted does not matter, nor whether this one may still post.
+//! a request to the mount. Which process has posted does not matter, nor whether this one may still post. The size of a
+//! mapping matters as long as it exists, so the mount also learns of it.
 
 use crate::reads::returned;
 use crate::real::{Real, absent, real};
-use amphi_attach::{ask_size, is_direct_on, note_mapping, real_mmap};
+use amphi_attach::{ask_size, begin_mapping, is_direct_on, note_mapping, real_mmap};
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{off64_t, size_t, ssize_t};
@@ -56,7 +57,9 @@ unsafe extern "C" fn mmap64(
         returned(unsafe { real_mmap(args) }) as *mut c_void
     }
     if flags & libc::MAP_ANONYMOUS == 0 {
-        asks(fd);
+        if fd >= 0 && !IS_SILENT.load(Relaxed) {
+            begin_mapping(fd);
+        }
         // MAP_SHARED_VALIDATE contains this flag.
         if flags & libc::MAP_SHARED != 0 && is_direct_on() && !IS_SILENT.load(Relaxed) {
             note_mapping(fd);

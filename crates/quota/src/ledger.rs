@@ -187,6 +187,11 @@ impl Ledger {
         Answer::Is { number, share: Share::UpTo(share), refused }
     }
 
+    /// The number of an answer that the account is not limited; `None` if it is.
+    pub fn unlimited(&mut self, account: Account) -> Option<u64> {
+        (!self.accounts.contains_key(&account)).then(|| self.next_number())
+    }
+
     /// A target has answered the call of this number: it has returned the unused part of the account's share, and uses
     /// `used`. The answer is ignored if the target has been given more since.
     pub fn collected(&mut self, account: Account, target: TargetId, number: u64, used: Amount) {

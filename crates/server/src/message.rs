@@ -101,6 +101,15 @@ pub enum TargetRequest {
     /// `Outcome`: whether a key is bound to the tree of this project. This is sent only to target 0, which keeps the
     /// registry.
     IsBound(u32),
+    /// `Outcome`: whether this user of the session was allowed to list the directory of this target.
+    Listed {
+        /// The session.
+        session: SessionId,
+        /// The directory, not one of its shards.
+        dir: Ino,
+        /// The user.
+        uid: u32,
+    },
     /// `Place`: a directory and where a name in it leads.
     Place(Ino, Name),
     /// `Ancestors`: whether `sought` is `from` or above it, as far as the target can say.
@@ -272,7 +281,10 @@ pub enum QuotaRequest {
         /// No request waits for the share yet; it is requested ahead of need.
         ahead: bool,
     },
-    /// `Collected`: the part of the target's share that the account does not use is returned.
+    /// `Share` if the account is not limited, otherwise `Outcome(true)`. It is sent only to target 0.
+    IsLimited(Account),
+    /// `Collected`: the part of the target's share that the account does not use is returned. `Outcome(false)`: the
+    /// target does not know yet how much the account uses.
     Collect {
         /// The account.
         account: Account,

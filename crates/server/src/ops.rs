@@ -49,6 +49,7 @@ use crate::session::slots::Begin;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
 use crate::zone_target::Target;
+use crate::zone_target::residency::HeldInodes;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
@@ -126,35 +127,55 @@ pub async fn execute<E: Env>(
     payload: Option<Buf>,
     terms: Terms,
 ) -> (Answer, Option<Buf>) {
-    let answer = match target.hold(named_by(&call.op)).await {
-        Ok(_held) => execute_held(worker, target, session, id, call, payload, terms).await,
+    let answer = match hold_named(target, &call, &terms).await {
+        Ok(mut held) => {
+            let mut cx = RequestCx::new((worker, target), session, id, call.cred, terms.tree);
+            cx.unread = held.take_unread();
+            execute_held(&cx, call.op, payload, terms.until_ns).await
+        }
         Err(e) => (failed(e), None),
     };
     target.let_inodes_go();
     answer
 }
 
-/// As `execute`; the inodes that the request names are in memory.
+/// Holds the inodes that a request names.
+///
+/// Errors: `Io` if an inode cannot be read, and the request does not concern other files as well.
+async fn hold_named<E: Env>(target: &Target<E>, call: &Call, terms: &Terms) -> Result<HeldInodes> {
+    let named = named_by(&call.op, terms.tree.is_some() || call.cred.uid != 0);
+    match call.op {
+        // A lock may be waited for as long as its holder likes.
+        Request::GroupLock { .. } => target.hold_apart(named).await,
+        Request::WriteBatch { .. }
+        | Request::ReadBatch { .. }
+        | Request::Close { .. }
+        | Request::CloseBatch { .. }
+        | Request::Represent { .. }
+        | Request::RepresentFor { .. }
+        | Request::RepresentFileLocks { .. } => Ok(target.hold_readable(named).await),
+        _ => target.hold(named).await,
+    }
+}
+
+/// As `execute`; the inodes that the request names are in memory, except those that could not be read.
 async fn execute_held<E: Env>(
-    worker: &Rc<Worker<E>>,
-    target: &Rc<Target<E>>,
-    session: SessionId,
-    id: RequestId,
-    mut call: Call,
+    cx: &RequestCx<E>,
+    mut op: Request,
     payload: Option<Buf>,
-    terms: Terms,
+    until_ns: Option<u64>,
 ) -> (Answer, Option<Buf>) {
-    let expired = || terms.until_ns.is_some_and(|end| worker.now_ns() >= end);
-    tracing::trace!(?session, ?id, op = ?call.op, "a request");
-    if matches!(call.op, Request::StatFs) {
+    let (worker, target, session, id) = (&cx.worker, &cx.target, cx.session, cx.id);
+    let expired = || until_ns.is_some_and(|end| worker.now_ns() >= end);
+    tracing::trace!(?session, ?id, ?op, "a request");
+    if matches!(op, Request::StatFs) {
         return (Answer::of(Ok(Reply::StatFs(target.space()))), None);
     }
     if !target.has_session(session) {
         // The session was evicted or never began: what its client still sends must not count.
         return (failed(Errno::Io), None);
     }
-    let cx = RequestCx::new((worker, target), session, id, call.cred, terms.tree);
-    if let Err(e) = cx.stay_within(&mut call.op).await {
+    if let Err(e) = cx.stay_within(&mut op).await {
         return (failed(e), None);
     }
     let tokens = |cx: &RequestCx<E>, result: &Result<Reply>| {
@@ -165,19 +186,19 @@ async fn execute_held<E: Env>(
         }
         (tokens != Tokens::default()).then(|| Box::new(tokens))
     };
-    let objects = contended::Objects::of(&call.op);
-    let told = grant::teller(target, session, &call.op);
-    let charged = if target.counts.quota.was_on.get() { quota::charged_by(&call.op) } else { quota::Charged::Nothing };
-    if is_repeatable(&call.op) {
+    let objects = contended::Objects::of(&op);
+    let told = grant::teller(target, session, &op);
+    let charged = if target.counts.quota.was_on.get() { quota::charged_by(&op) } else { quota::Charged::Nothing };
+    if is_repeatable(&op) {
         if expired() {
             return (failed(Errno::TimedOut), None);
         }
-        let (result, payload) = match dispatch(&cx, call.op, payload).await {
+        let (result, payload) = match dispatch(cx, op, payload).await {
             Ok((reply, payload)) => (Ok(reply), payload),
             Err(e) => (Err(e), None),
         };
         tracing::trace!(?session, ?id, ?result, "the answer");
-        let tokens = tokens(&cx, &result);
+        let tokens = tokens(cx, &result);
         let mut answer = Answer { tokens, ..Answer::of(result) };
         objects.tell(worker, target, &mut answer);
         cx.tell_nearness(&charged, &mut answer);
@@ -201,7 +222,7 @@ async fn execute_held<E: Env>(
             if worker.routes.is_shared() {
                 crate::tx::two_phase::until_told(worker, target).await;
             }
-            if let Request::SetAttr { ino, .. } = call.op {
+            if let Request::SetAttr { ino, .. } = op {
                 // A client that sees the reduced size may write behind it, although objects on other targets may not be
                 // cut yet after a restart.
                 target.settle(vec![crate::zone_target::NameKey::Inode(ino)]).await;
@@ -217,7 +238,7 @@ async fn execute_held<E: Env>(
     let mut running = Running { target: target.clone(), session, id, done: false };
     let result = match expired() {
         true => Err(Errno::TimedOut),
-        false => dispatch(&cx, call.op, payload).await,
+        false => dispatch(cx, op, payload).await,
     };
     // A slot remembers no payload: a resend gets the answer without.
     let (result, payload) = match result {
@@ -225,7 +246,7 @@ async fn execute_held<E: Env>(
         Err(e) => (Err(e), None),
     };
     tracing::trace!(?session, ?id, ?result, "the answer");
-    let tokens = tokens(&cx, &result);
+    let tokens = tokens(cx, &result);
     let directory = cx.directory.take().filter(|_| result.is_ok()).map(Box::new);
     let mut answer = Answer { tokens, directory, ..Answer::of(result) };
     objects.tell(worker, target, &mut answer);

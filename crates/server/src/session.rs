@@ -4,6 +4,7 @@
 //! Does not own: locks and tokens of a session (`coherence`), which sessions exist (`cluster::sessions`).
 
 pub(crate) mod in_flight;
+pub(crate) mod listed;
 pub(crate) mod open_files;
 pub(crate) mod opens;
 pub(crate) mod reach;

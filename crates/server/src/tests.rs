@@ -349,6 +349,8 @@ impl Client {
             | Request::Allocate { object, .. }
             | Request::DataMap { object, .. }
             | Request::Extents { object, .. } => vec![object.ino],
+            Request::GroupLock { object, .. } => vec![object.ino],
+            Request::FileLockSet { lock, .. } => vec![lock.ino],
             Request::Spread { ino } => vec![*ino],
             Request::WriteBatch { parts } => parts.iter().map(|p| p.object.ino).collect(),
             _ => Vec::new(),

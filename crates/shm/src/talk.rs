@@ -8,6 +8,9 @@
 pub const IDENTIFY: u32 = 2 << 30 | (size_of::<Identity>() as u32) << 16 | (b'A' as u32) << 8 | 10;
 /// The `ioctl` that identifies a descriptor whose writes are to be posted: `_IOR('A', 11, Identity)`.
 pub const IDENTIFY_WRITER: u32 = 2 << 30 | (size_of::<Identity>() as u32) << 16 | (b'A' as u32) << 8 | 11;
+/// The `ioctl` of a program that is about to map a descriptor which it may write to: `_IO('A', 12)`. Writes that are
+/// posted to this open file from now on do not move its end, which the kernel uses for mappings.
+pub const MAPPED: u32 = (b'A' as u32) << 8 | 12;
 /// The prefix of abstract names of sockets; 16 random bytes follow.
 pub const SOCKET_PREFIX: &[u8; 6] = b"amphi-";
 /// The start of a request.

@@ -148,15 +148,16 @@ pub struct SetAttr {
     pub atime: Option<TimeSet>,
     /// New modification time.
     pub mtime: Option<TimeSet>,
-    /// Explicit change time (only the kernel's own write-back sends it).
+    /// Explicit change time (only the kernel's own write-back sends it): needs ownership, or an open for writing.
     pub ctime: Option<Timespec>,
     /// All flags of the inode after the change.
     pub flags: Option<FileFlags>,
     /// The new project (`Owner`); 0 means none.
     pub project: Option<u32>,
-    /// Clear setuid and setgid as a write or chown by an unprivileged caller does.
+    /// Clear setuid and setgid as a write or chown by an unprivileged caller does. Alone, it needs what a write needs,
+    /// or ownership.
     pub kill_suidgid: bool,
-    /// The caller has the file open for writing: no permission check for `size`.
+    /// The caller has the file open for writing: no permission check for `size`, `ctime` and `kill_suidgid`.
     pub open_for_write: bool,
 }
 

@@ -70,6 +70,10 @@ fn appends_by_flags(here: &Path, there: &Path) {
         }
         assert_eq!(pwrite(&fd, b"uv", 1), Ok(2));
         assert!(fs::read(there).expect("read").ends_with(b"OPQRstuv"), "and the next one appends");
+        // The last record is written anew: its offset was the end before.
+        if write_with(&fd, b"UV", 28, NOAPPEND) == Ok(2) {
+            is(b"Zxy45678abcdefghijklmnOPQRstUV", "RWF_NOAPPEND at a former end");
+        }
     }
 }
 

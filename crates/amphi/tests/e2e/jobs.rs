@@ -5,6 +5,7 @@ use crate::json_shapes::described;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -229,6 +230,51 @@ fn jobs_that_end_otherwise() {
     site.nothing_left();
 }
 
+/// Goal: files that could not be brought out are not lost: the job says what and why, keeps them, and they can be
+/// brought out to another place by the command that it prints, or are named when they are given up; what the program
+/// has not made is not waited for. Method: a target that the program of the job takes, so that the copy is refused.
+#[test]
+fn files_that_cannot_be_brought_out_stay() {
+    let site = Site::new();
+    let script = "echo bytes >$AMPHI_JOB_DIR/x; mkdir out/x; exit 3";
+    let begin = |log: &str| {
+        let log = std::fs::File::create(site.place.path(log)).expect("a log");
+        let mut job = site.job(&["--stage-out", "x:out/x", "--stage-out", "none:out/none", "--", "sh", "-c", script]);
+        job.env_remove("SLURM_JOB_ID").stderr(log).spawn().expect("amphi starts")
+    };
+    let said = |log: &str| std::fs::read_to_string(site.place.path(log)).expect("a log");
+    let mut job = begin("first");
+    eventually("the job keeps the files", || said("first").contains("to bring them out now"));
+    let text = said("first");
+    assert!(text.contains("stage-out of x to") && text.contains("stage-out of none to"), "{text}");
+    let id = text.split_once("amphi: job ").and_then(|(_, rest)| rest.split_once(':')).expect("the job").0.to_string();
+    let stage_out = |more: &[&str]| {
+        let mut command = amphi();
+        command.args(["job", "stage-out", &id, "--scratch"]).arg(site.scratch()).args(more);
+        let out = command.current_dir(site.place.path(".")).output().expect("amphi starts");
+        eprintln!("{}", String::from_utf8_lossy(&out.stderr));
+        out.status.code()
+    };
+    assert_eq!(stage_out(&[]), Some(1), "the target is still taken");
+    assert_eq!(job.try_wait().expect("wait"), None, "the job waits");
+    assert_eq!(stage_out(&["--to", "in"]), Some(0));
+    assert_eq!(job.wait().expect("wait").code(), Some(3), "that of the program");
+    assert_eq!(std::fs::read(site.place.path("in/x")).expect("brought out"), b"bytes\n");
+    let text = said("first");
+    let lost = text.lines().find(|line| line.contains("is lost")).expect("a line");
+    assert!(lost.contains("none to") && !lost.contains("x to"), "{lost}");
+    assert_eq!(stage_out(&[]), Some(2), "no such job");
+    site.nothing_left();
+
+    std::fs::remove_dir(site.place.path("out/x")).expect("remove");
+    let mut job = begin("second");
+    eventually("the job keeps the files", || said("second").contains("to bring them out now"));
+    signal(&job, Signal::TERM);
+    assert_eq!(job.wait().expect("wait").code(), Some(3), "that of the program");
+    assert!(said("second").contains("is lost: x to"), "{}", said("second"));
+    site.nothing_left();
+}
+
 fn parent_of(pid: Pid) -> Option<Pid> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     Pid::from_raw(stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?)
@@ -355,5 +401,74 @@ fn a_job_of_two_nodes() {
     let out = site.run(&all.iter().map(String::as_str).collect::<Vec<_>>());
     assert_ne!(out.status.code(), Some(0));
     assert!(!site.place.path("began").exists());
+    site.nothing_left();
+}
+
+/// Goal: the nodes of a whole job of a batch system make one file system without orders from each other, with a key
+/// that they all make; `amphi job clean --running` ends it on each node, and only that job's; a node without the others
+/// says so and leaves nothing. Method: two "nodes" on this machine, as their prologs and epilogs start and end them.
+#[test]
+fn a_job_whose_nodes_hold_it() {
+    let site = Site::new();
+    let secret = site.place.path("secret");
+    std::fs::write(&secret, "0b6d1f6e4a5c9c3e").expect("write");
+    std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    for node in ["n1", "n2"] {
+        std::fs::create_dir(site.scratch().join(node)).expect("mkdir");
+    }
+    let scratch = format!("{}/{{host}}", site.scratch().display());
+    let key = |job: &str| {
+        let out = amphi().args(["job", "key", "--secret"]).arg(&secret).args(["cluster", job]).output();
+        String::from_utf8(out.expect("amphi starts").stdout).expect("digits")
+    };
+    assert_ne!(key("5"), key("6"));
+    let hold = |job: &str, node: &str, nodes: &str, within: &str| {
+        let mut command = amphi();
+        command.args(["job", "hold", "--job", job, "--node", node, "--nodes", nodes, "--scratch", &scratch]);
+        command.args(["--address", "127.0.0.1", "--size", "512M", "--within", within]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("amphi starts");
+        child.stdin.take().expect("piped").write_all(key(job).as_bytes()).expect("write");
+        child
+    };
+    let line_of = |child: &mut std::process::Child| {
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        line.trim_end().to_string()
+    };
+    let mut nodes = ["n1", "n2"].map(|node| hold("5", node, "n1,n2", "60"));
+    let mounts = nodes.each_mut().map(|child| {
+        let line = line_of(child);
+        PathBuf::from(line.strip_prefix("ready ").unwrap_or_else(|| panic!("{line}")))
+    });
+    assert_eq!(mounts[0].display().to_string().replace("/n1/", "/n2/"), mounts[1].display().to_string());
+    std::fs::write(mounts[0].join("x"), b"bytes").expect("write");
+    assert_eq!(std::fs::read(mounts[1].join("x")).expect("read"), b"bytes");
+    site.kept.borrow_mut().extend(site.place.memory());
+
+    let clean = |job: &str, more: &[&str]| {
+        let mut command = amphi();
+        command.args(["job", "clean", "--job", job]).args(more);
+        for node in ["n1", "n2"] {
+            command.arg("--scratch").arg(site.scratch().join(node));
+        }
+        assert!(command.status().expect("amphi starts").success());
+    };
+    let mut other = hold("6", "n1", "n1", "60");
+    let line = line_of(&mut other);
+    let mount = PathBuf::from(line.strip_prefix("ready ").unwrap_or_else(|| panic!("{line}")));
+    clean("5", &[]);
+    assert!(mounts[0].join("x").exists(), "its keepers run");
+    clean("5", &["--running"]);
+    nodes.iter_mut().for_each(|child| _ = child.wait().expect("wait"));
+    assert!(mounts.iter().all(|mount| !mount.exists()));
+    std::fs::write(mount.join("y"), b"1").expect("the other job goes on");
+    clean("6", &["--running"]);
+    other.wait().expect("wait");
+    site.nothing_left();
+
+    let mut alone = hold("7", "n1", "n1,n2", "5");
+    let line = line_of(&mut alone);
+    assert!(line.starts_with("failed ") && line.ends_with(" ready within 5 s"), "{line}");
+    assert_eq!(alone.wait().expect("wait").code(), Some(1));
     site.nothing_left();
 }

@@ -99,6 +99,13 @@ fn what_was_posted_before_the_end_of_posts() {
     passes("stops", &[], 30);
 }
 
+/// Goal: a mapping that was made before writes are posted shows them, also behind the end that the file had then.
+/// Method: a program that maps more than the file has, posts, and reads the mapping.
+#[test]
+fn a_mapping_from_before_the_posts() {
+    passes("mapped", &[], 20);
+}
+
 /// Goal: whatever a program does, it reads its own writes, and the file is right afterwards. Method: random writes,
 /// truncates, reads, mappings, children, second descriptors, appends, against a model.
 #[test]

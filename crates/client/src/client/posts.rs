@@ -35,7 +35,7 @@ impl Posting {
     /// Called when a posted write of `range` through `open` has failed. Its program learns of it as of a failed
     /// write-back.
     pub fn failed(open: &OpenFile, range: ByteRange, errno: Errno) {
-        open.file.failures.note(errno, range);
+        open.lost(range, errno);
     }
 
     /// Writes what was posted through `open` into the cache, if nothing has to wait for that. Returns whether it is

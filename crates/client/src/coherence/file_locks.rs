@@ -65,7 +65,7 @@ async fn set(mount: &Arc<Mount>, turn: &Turn, lock: FileLockSpec, number: u64, w
         Ok(Reply::FileLock(true)) => owner.held.set(lock.range, Some((lock.mode, lock.pid))),
         // A `flock` lock that cannot be converted at once is lost.
         Ok(Reply::FileLock(false)) | Err(Errno::Again) if flock => {}
-        Ok(_) | Err(Errno::Again | Errno::Deadlk | Errno::NoLck | Errno::Inval) => owner.held = before,
+        Ok(_) | Err(Errno::Again | Errno::Deadlk | Errno::NoLck | Errno::Inval | Errno::BadFd) => owner.held = before,
         Err(_) => owner.unsure = true,
     });
     match answer? {

@@ -27,13 +27,25 @@ struct Watched {
     lost_from: u64,
 }
 
+/// Failures of a file that some callers have not got yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unreported {
+    pub(crate) errno: Errno,
+    /// No open file has reported it, so the next one does.
+    pub(crate) is_owed: bool,
+    /// Bytes were lost, and neither an open file nor a caller that syncs all files has reported it.
+    pub(crate) is_secret: bool,
+}
+
 struct State {
-    /// The latest failure.
+    /// The latest failure that has to be reported to open files.
     last: Errno,
     /// The failure count of the latest failure that has to be reported to open files.
     owed: u64,
-    /// The count at the latest failure that lost bytes, or 0 if no failure did.
+    /// The count at the latest failure that lost bytes and is reported to open files, or 0 if no failure did.
     lost: u64,
+    /// The latest loss that only the front end reports to open files, and the failure count then, or 0.
+    front_end: (Errno, u64),
     /// The count when failures were last reported to a caller that syncs all files.
     told_to_all: u64,
     next_watch: u64,
@@ -51,8 +63,15 @@ pub(crate) struct Failures {
 
 impl Default for Failures {
     fn default() -> Failures {
-        let state =
-            State { last: Errno::Io, owed: 0, lost: 0, told_to_all: 0, next_watch: 0, watched: SmallVec::new() };
+        let state = State {
+            last: Errno::Io,
+            owed: 0,
+            lost: 0,
+            front_end: (Errno::Io, 0),
+            told_to_all: 0,
+            next_watch: 0,
+            watched: SmallVec::new(),
+        };
         Failures {
             state: Mutex::new(state),
             count: AtomicU64::new(0),
@@ -82,6 +101,27 @@ impl Failures {
         self.count.store(count, SeqCst);
     }
 
+    /// The front end has lost bytes of its pages, and reports that to the programs that have the file open, not to
+    /// callers that sync all files.
+    pub(crate) fn note_of_front_end(&self, errno: Errno) {
+        let mut state = self.state.lock();
+        let count = self.count.load(SeqCst) + 1;
+        state.front_end = (errno, count);
+        self.count.store(count, SeqCst);
+    }
+
+    /// Notes what was left unreported when the file was in the table before.
+    pub(crate) fn restore(&self, left: Unreported) {
+        if left.is_owed {
+            self.note(left.errno, ByteRange::ALL);
+        } else {
+            self.note_of_front_end(left.errno);
+        }
+        if !left.is_secret {
+            self.told_to_all();
+        }
+    }
+
     /// Number of failures so far.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
@@ -109,10 +149,14 @@ impl Failures {
         Err(state.last)
     }
 
-    /// The latest failure, if bytes were lost and it was reported to no open file.
-    pub(crate) fn untold(&self) -> Option<Errno> {
+    /// The failures that have not been reported, if there are any.
+    pub(crate) fn unreported(&self) -> Option<Unreported> {
         let state = self.state.lock();
-        (state.lost > self.told.load(SeqCst)).then_some(state.last)
+        let told = self.told.load(SeqCst);
+        let is_owed = state.owed > told;
+        let is_secret = state.lost.max(state.front_end.1) > told.max(state.told_to_all);
+        let errno = if is_owed { state.last } else { state.front_end.0 };
+        (is_owed || is_secret).then_some(Unreported { errno, is_owed, is_secret })
     }
 
     /// Called when all failures so far are being reported to a caller that syncs all files. This does not count as a
@@ -120,13 +164,6 @@ impl Failures {
     pub(crate) fn told_to_all(&self) {
         let mut state = self.state.lock();
         state.told_to_all = self.count.load(SeqCst);
-    }
-
-    /// Returns whether bytes were lost, and neither an open file nor a caller that syncs all files has reported the
-    /// loss.
-    pub(crate) fn is_secret(&self) -> bool {
-        let state = self.state.lock();
-        state.lost > self.told.load(SeqCst).max(state.told_to_all)
     }
 
     /// Watches `range` until the result is dropped.
@@ -187,19 +224,42 @@ mod tests {
         let opened = || AtomicU64::new(failures.told());
         let lost = ByteRange::new(0, 10);
         let before = opened();
-        assert_eq!((failures.tell(&before), failures.untold()), (Ok(()), None));
+        assert_eq!((failures.tell(&before), failures.unreported()), (Ok(()), None));
+        let left = |errno, is_owed, is_secret| Some(Unreported { errno, is_owed, is_secret });
         failures.note(Errno::NoSpace, lost);
-        assert_eq!((failures.untold(), failures.is_secret()), (Some(Errno::NoSpace), true));
+        assert_eq!(failures.unreported(), left(Errno::NoSpace, true, true));
         failures.told_to_all();
-        assert_eq!((failures.untold(), failures.is_secret()), (Some(Errno::NoSpace), false));
+        assert_eq!(failures.unreported(), left(Errno::NoSpace, true, false));
         let between = opened();
         assert_eq!([failures.tell(&between), failures.tell(&between)], [Err(Errno::NoSpace), Ok(())]);
-        assert_eq!(failures.untold(), None);
+        assert_eq!(failures.unreported(), None);
         let after = opened();
         assert_eq!(failures.tell(&after), Ok(()), "somebody was told before it began");
         assert_eq!([failures.tell(&before), failures.tell(&before)], [Err(Errno::NoSpace), Ok(())]);
         failures.note(Errno::Io, ByteRange::new(0, 0));
-        assert_eq!((failures.untold(), failures.tell(&after)), (None, Err(Errno::Io)), "nothing was lost by this one");
+        assert_eq!(failures.unreported(), left(Errno::Io, true, false), "nothing was lost by this one");
+        assert_eq!((failures.tell(&after), failures.unreported()), (Err(Errno::Io), None));
+    }
+
+    /// Goal: a loss that the front end reports to open files is reported to none of them again, and stays unreported
+    /// to callers that sync all files, also after the file has left the table. Method: such a loss alone, and together
+    /// with another one.
+    #[test]
+    fn losses_of_a_front_end() {
+        let failures = Failures::default();
+        let opened = AtomicU64::new(failures.told());
+        failures.note_of_front_end(Errno::NoSpace);
+        let left = |errno, is_owed, is_secret| Some(Unreported { errno, is_owed, is_secret });
+        assert_eq!((failures.tell(&opened), failures.unreported()), (Ok(()), left(Errno::NoSpace, false, true)));
+        let again = Failures::default();
+        failures.unreported().into_iter().for_each(|left| again.restore(left));
+        assert_eq!(again.unreported(), left(Errno::NoSpace, false, true));
+        again.note(Errno::Io, ByteRange::new(0, 0));
+        assert_eq!(again.unreported(), left(Errno::Io, true, true));
+        again.told_to_all();
+        assert_eq!(again.unreported(), left(Errno::Io, true, false));
+        failures.told_to_all();
+        assert_eq!(failures.unreported(), None);
     }
 
     /// Goal: a writer that watches a range gets the failures of that range since the watch began, and no others.
@@ -230,7 +290,7 @@ mod tests {
         assert_eq!(failures.tell(&reported), Err(Errno::NoSpace), "it may not look");
         watch.wait();
         failures.note(Errno::NoSpace, ByteRange::new(0, 10));
-        assert_eq!((failures.tell(&reported), failures.untold(), failures.count()), (Ok(()), None, 2));
+        assert_eq!((failures.tell(&reported), failures.unreported(), failures.count()), (Ok(()), None, 2));
         failures.note(Errno::NoSpace, ByteRange::new(9, 11));
         assert_eq!(failures.tell(&reported), Err(Errno::NoSpace), "another byte was lost");
         failures.note(Errno::Io, ByteRange::new(0, 1));

@@ -12,6 +12,7 @@
 
 use super::cluster_locks::{ClusterLocks, stripe_bit};
 use super::exported::Exported;
+use super::failures::Unreported;
 use super::file_group::FileGroup;
 use super::fills::Fills;
 use super::front_pages::FilePages;
@@ -24,7 +25,7 @@ use crate::telemetry::stats::FileStats;
 use amphi_pagecache::CachedBytes;
 use amphi_pagecache::Locality;
 use amphi_shm::export::Export;
-use amphi_types::{Attr, ByteRange, Consistency, Errno, Ino, IoMode, Layout};
+use amphi_types::{Attr, ByteRange, Consistency, Ino, IoMode, Layout};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -255,10 +256,10 @@ impl Inode {
         Adopted { attr, taken: knows || news, current }
     }
 
-    /// The failure of lost bytes that was reported to no open file and that some program may miss.
-    pub(crate) fn untold_loss(&self) -> Option<Errno> {
+    /// The failures that have not been reported and that some program may miss.
+    pub(crate) fn unreported(&self) -> Option<Unreported> {
         let is_gone = self.life.nameless.load(SeqCst) && self.open_count() == 0;
-        if is_gone { None } else { self.failures.untold() }
+        if is_gone { None } else { self.failures.unreported() }
     }
 
     /// Number of opens of this mount that have not been released.

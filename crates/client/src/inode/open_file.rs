@@ -14,7 +14,8 @@ use amphi_wire::{Access, LockExtent, ReadAdvice};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
-/// The function of the mount that an open file, or an open that no program has taken over, calls when it is dropped.
+/// The functions of the mount that an open file, or an open that no program has taken over, calls: when it is dropped,
+/// and when bytes are lost that were written through it.
 pub(crate) trait Closer: Send + Sync {
     /// The last reference to an open file was dropped. `reads` describes the reads that were made through it; `ahead`
     /// is as in `OpenFile`.
@@ -23,6 +24,9 @@ pub(crate) trait Closer: Send + Sync {
     /// An open of a file that the server counts is given up; `linger`: its close may wait for others to share a
     /// message.
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool);
+
+    /// Bytes of a file were lost. It is noted for callers that sync all files.
+    fn lost(&self, errno: Errno);
 }
 
 /// The program's declarations about its I/O.
@@ -44,6 +48,8 @@ pub(crate) struct Front {
     pub(crate) emptied_rule: AtomicU64,
     /// The rule that decided whether the front end serves reads.
     chosen: AtomicU8,
+    /// A program has mapped the open file, or is about to.
+    pub(crate) is_mapped: AtomicBool,
 }
 
 impl Front {
@@ -133,6 +139,12 @@ impl OpenFile {
     /// gets the offset of each.
     pub fn appended_at(&self) -> u64 {
         self.appended_at.load(SeqCst)
+    }
+
+    /// A program is about to map the open file: posted writes (`Posting`) do not make the file longer any more, because
+    /// the kernel, which limits mappings, would not know its end.
+    pub fn set_mapped(&self) {
+        self.front.is_mapped.store(true, SeqCst);
     }
 
     /// Called when a write begins at `offset`; `appends`: it begins there because the file ends there.
@@ -236,6 +248,14 @@ impl OpenFile {
             return Ok(());
         }
         self.file.failures.tell(&self.reported)
+    }
+
+    /// Bytes of `range` that were written through this open file are lost: this is reported like a failed write-back.
+    pub(crate) fn lost(&self, range: ByteRange, errno: Errno) {
+        if let Some(closer) = self.closer.upgrade() {
+            closer.lost(errno);
+        }
+        self.file.failures.note(errno, range);
     }
 
     /// Reports the failures that were not reported to this open file yet.

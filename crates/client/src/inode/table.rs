@@ -1,5 +1,6 @@
 //! The table of files: which inodes the client knows something about.
 
+use super::failures::Unreported;
 use super::untold::Untold;
 use super::{AskedAt, Inode, Use, ticks::tick};
 use crate::telemetry::stats::ClosedFiles;
@@ -147,11 +148,8 @@ impl InodeTable {
             file.stats = stats;
         }
         let file = Arc::new(file);
-        if let Some((errno, is_secret)) = self.untold.take(ino) {
-            file.failures.note(errno, ByteRange::ALL);
-            if !is_secret {
-                file.failures.told_to_all();
-            }
+        if let Some(left) = self.untold.take(ino) {
+            file.failures.restore(left);
         }
         file.size.turned.fetch_max(until, SeqCst);
         let before = shard.files.insert(ino, file.clone());
@@ -174,8 +172,8 @@ impl InodeTable {
             if file.size.has_changed() {
                 shard.forgotten.note(file.ino);
             }
-            if let Some(errno) = file.untold_loss() {
-                self.untold.note(file.ino, errno, file.failures.is_secret());
+            if let Some(left) = file.unreported() {
+                self.untold.note(file.ino, left);
             }
         }
     }
@@ -183,7 +181,7 @@ impl InodeTable {
     /// The server cannot write bytes that it accepted from this mount, of a file that is no longer in the table; it
     /// still has the bytes. The next program that opens the file gets the failure.
     pub(crate) fn note_refused(&self, ino: Ino, errno: Errno) {
-        self.untold.note(ino, errno, false);
+        self.untold.note(ino, Unreported { errno, is_owed: true, is_secret: false });
     }
 
     /// The last name of a file that is not in the table is gone, so no program misses its lost bytes.
@@ -200,8 +198,8 @@ impl InodeTable {
     /// The error of a file whose lost bytes were reported neither to an open file nor to a caller that syncs all files,
     /// if there is one.
     pub(crate) fn secret_loss(&self) -> Option<Errno> {
-        let known = self.all().into_iter().filter(|file| file.failures.is_secret()).find_map(|file| file.untold_loss());
-        known.or_else(|| self.untold.secret())
+        let known = self.all().into_iter().filter_map(|file| file.unreported()).find(|left| left.is_secret);
+        known.map(|left| left.errno).or_else(|| self.untold.secret())
     }
 
     /// Files that are open or have bytes to write back, at most `most`. If there are more, each call begins elsewhere.

@@ -20,6 +20,7 @@ use crate::inode::Signal;
 use crate::io::{Events, Way};
 use crate::mount::Mount;
 use crate::telemetry::tunables::{TABLE, Tunable};
+use crate::writeback::backlog;
 use amphi_env::Env;
 use amphi_transport::{CallOptions, Link, LinkConfig, LinkError, Outcome, Recovery, Timeouts, ToldCall};
 use amphi_types::{Cred, Errno, TargetId};
@@ -290,8 +291,16 @@ impl<E: Env> Links<E> {
         }
     }
 
+    /// Write-back learns which targets cannot be reached.
+    pub(super) fn mind_reach(&self) {
+        let seats = self.all();
+        let away = seats.iter().filter(|seat| seat.is_unreachable()).flat_map(|seat| seat.targets()).collect();
+        backlog::set_away(&self.mount, away);
+    }
+
     /// Called when the connection of `seat` is up again: an announcement may have been lost meanwhile.
     pub(crate) fn came_up(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
+        self.mind_reach();
         if let Some(link) = seat.link() {
             self.announced(link.welcome().map_epoch);
         }
@@ -392,6 +401,7 @@ impl<E: Env> Links<E> {
             }
         }
         *self.routes.borrow_mut() = routes;
+        self.mind_reach();
         let mut leases = vec![Arc::default(); usize::from(self.mount.cluster.map.lock().pool())];
         for seat in seats.iter() {
             for target in seat.targets() {
@@ -425,6 +435,7 @@ impl<E: Env> Links<E> {
     /// Called when the connection of `seat` is down. The connection to a master in this process ends only with the
     /// session.
     pub(crate) fn went_down(&self, seat: &Rc<Seat<E>>) {
+        self.mind_reach();
         let stopping = self.mount.life.stopping.load(Ordering::Acquire);
         if self.local && self.is_master(seat) && !stopping {
             crate::locks::session_end::lose(&self.mount, "it did not answer");

@@ -240,7 +240,10 @@ fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_di
         if has_dirty {
             mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
         }
-        file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
+        // Nobody misses anything of a file that is closed and was written back.
+        if has_dirty || file.open_count() > 0 {
+            file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
+        }
     }
     for part in pieces_of(mount, &file, object, ranges) {
         mount.cache.forget(&file, part, dirty);

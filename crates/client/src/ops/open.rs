@@ -163,4 +163,9 @@ impl Closer for Mount {
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool) {
         release(&self, file, access, linger);
     }
+
+    fn lost(&self, errno: Errno) {
+        // The caller logs it.
+        let _ = self.writeback.errors.note(errno, self.clock.now_ns());
+    }
 }

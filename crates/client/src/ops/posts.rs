@@ -225,7 +225,8 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bo
     let Some(rights) = rights else { return Ok(None) };
     let end = end.unwrap_or_else(|| file.size());
     let hidden = file.range.hide();
-    let limit = if may_extend && file.used_opens() <= 1 { limits::FILE_MAX } else { end };
+    let may_extend = may_extend && file.used_opens() <= 1 && !open.front.is_mapped.load(SeqCst);
+    let limit = if may_extend { limits::FILE_MAX } else { end };
     let posting = Posting {
         mount: mount.clone(),
         file: file.clone(),

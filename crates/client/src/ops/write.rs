@@ -5,6 +5,7 @@
 //! lock.
 
 pub(crate) mod posted;
+mod refused;
 
 use crate::api::{Ctx, Hints, WriteTo};
 use crate::coherence::attributes;
@@ -12,7 +13,6 @@ use crate::coherence::lease;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::conn::replies::inode_reply;
-use crate::inode::failures::Watch;
 use crate::inode::overwrite::Overwrite;
 use crate::inode::range_lock::Hold;
 use crate::inode::{Inode, OpenFile};
@@ -28,11 +28,13 @@ use crate::policy::decision::{Decision, Input, Mode, Reason, decide};
 use crate::telemetry::stats::{Copied, Count, Way};
 use crate::writeback::flush;
 use crate::writeback::grants;
+use crate::writeback::writeback_errors;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_pagecache::{Put, Source, UNIT};
 use amphi_types::{ByteRange, Cred, Errno, Result, SetAttr, limits};
 use amphi_wire::Cover;
+use refused::Attempt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -80,7 +82,7 @@ pub(crate) fn try_write(
         return None;
     }
     let decision = decide(&mount.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
-    let fits = decision.mode == Mode::Buffered && !mount.dirty_is_full(range.len()) && mount.make_room(room_for(range));
+    let fits = decision.mode == Mode::Buffered && !mount.dirty_is_full(file, range) && mount.make_room(room_for(range));
     let stripes = if fits { file.stripe_bits(range) } else { 0 };
     if !file.locks.cover_stripes(stripes) {
         return None;
@@ -232,6 +234,25 @@ pub(crate) async fn write(
     ctx: Ctx,
     open: Arc<OpenFile>,
     offset: u64,
+    data: Buf,
+    hints: Hints,
+) -> Result<usize> {
+    if !hints.write_back {
+        return carry_out(mount, ctx, open, offset, data, hints).await;
+    }
+    let len = data.len() as u64;
+    let written = carry_out(mount.clone(), ctx, open.clone(), offset, data, hints).await;
+    if let Err(e) = written {
+        writeback_errors::lost_pages(&mount, &open.file, ByteRange::at(offset, len), e);
+    }
+    written
+}
+
+async fn carry_out(
+    mount: Arc<Mount>,
+    ctx: Ctx,
+    open: Arc<OpenFile>,
+    offset: u64,
     mut data: Buf,
     hints: Hints,
 ) -> Result<usize> {
@@ -267,7 +288,7 @@ pub(crate) async fn write(
         group_lock::enter_pinned(&mount, &file, member, (local, Hold::Exclusive), whole).await?;
     if aim == Aim::ToldEnd && !(begun.is_some() && mount.coherence.sharing.has_always_been_alone()) {
         drop((guard, begun, held));
-        return Box::pin(write(mount, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
+        return Box::pin(carry_out(mount, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
     }
     let mut pins = Some(held).filter(|held| !held.is_empty());
     let range =
@@ -290,16 +311,15 @@ pub(crate) async fn write(
     }
     if hints.write_back && meets_pages(&file, range, hints) {
         for (part, mut bytes) in pages::parts(&file, range, data, true) {
-            buffered(&mount, &open, part, &mut bytes, pins.is_some()).await?;
+            buffered(&mount, &open, part, &mut bytes, pins.is_some(), None).await?;
         }
         return Ok(len as usize);
     }
     let overwrite = if through_pages { None } else { Overwrite::begin(&file, range) };
-    let watch = (decision.mode == Mode::Buffered).then(|| file.failures.watch(range));
-    let mut covered = true;
+    let mut stored = Ok(len as usize);
     let written = match decision.mode {
         Mode::Buffered => {
-            covered = buffered(&mount, &open, range, &mut data, pins.is_some()).await?;
+            stored = cached(&mount, &open, (range, local), &mut data, hints.write_back, pins.is_some()).await?;
             len as usize
         }
         Mode::Direct => {
@@ -322,10 +342,11 @@ pub(crate) async fn write(
     overwrite.iter().for_each(|o| o.in_place(written));
     drop((pins, begun, guard));
     after_overwrite(&mount, &file, (append && hints.for_pages).then(|| ByteRange::at(offset, len)), overwrite).await;
-    // `msync` and `fsync` report the error of a store through a mapping: pages without space wait for nothing.
-    let waits = watch.filter(|_| !covered && !hints.write_back);
-    let kept = settle(&mount, &open, range, is_stable(&open, hints), waits).await?;
-    Ok(written.min(kept))
+    let stored = refused::shown(&file, len, stored).await?;
+    if is_stable(&open, hints) {
+        make_stable(&mount, &open, range).await?;
+    }
+    Ok(written.min(stored))
 }
 
 /// Updates the kernel's pages whose bytes a write has replaced. `told`: the offset at which the front end keeps a copy
@@ -394,48 +415,24 @@ async fn under_pages(
     write_back: bool,
 ) -> Result<usize> {
     count(mount, open, Reason::BufferedDefault, range, Copied::Apart);
-    let len = range.len() as usize;
-    let watch = open.file.failures.watch(range);
-    let mut covered = true;
-    if let Some((_held, range, data)) = pages::write(mount, &open.file, member, range, data, write_back).await? {
-        for (part, mut bytes) in pages::parts(&open.file, range, data, write_back) {
-            covered &= buffered(mount, open, part, &mut bytes, true).await?;
+    let mut stored = Ok(range.len() as usize);
+    if let Some((_held, range, mut data)) = pages::write(mount, &open.file, member, range, data, write_back).await? {
+        if write_back {
+            for (part, mut bytes) in pages::parts(&open.file, range, data, write_back) {
+                buffered(mount, open, part, &mut bytes, true, None).await?;
+            }
+        } else {
+            stored = cached(mount, open, (range, range), &mut data, write_back, true).await?;
         }
     }
-    if write_back {
-        return Ok(len);
-    }
-    settle(mount, open, range, false, Some(watch).filter(|_| !covered)).await
+    refused::shown(&open.file, range.len(), stored).await
 }
 
-/// The work that a cached write does before it returns. It makes its bytes stable or, if there is a `watch`, waits
-/// until they are on the target, because no space is reserved for them there. This number of the write's bytes, from
-/// its start on, are on the target.
-async fn settle(
-    mount: &Arc<Mount>,
-    open: &Arc<OpenFile>,
-    range: ByteRange,
-    is_stable: bool,
-    watch: Option<Watch<'_>>,
-) -> Result<usize> {
-    let file = &open.file;
-    if is_stable {
-        flush::flush(mount, file, range).await;
-        sync::sync_file(mount, file).await?;
-        open.tell_failures().await?;
-    } else if let Some(watch) = watch {
-        // No space is reserved for the append: if there is none, the write itself gets the error.
-        watch.wait();
-        flush::flush(mount, file, range).await;
-        flush::recycle_room(mount);
-        if let Err(e) = watch.result() {
-            // The caller gets the error, and may continue at the end of the file without these bytes.
-            file.settled().await;
-            let kept = watch.lost_from().map_or(0, |from| from.saturating_sub(range.start));
-            return if e.is_no_room() && kept > 0 { Ok(kept as usize) } else { Err(e) };
-        }
-    }
-    Ok(range.len() as usize)
+/// Makes the bytes of a cached write stable before the write returns, if it has to (`is_stable`).
+async fn make_stable(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) -> Result<()> {
+    flush::flush(mount, &open.file, range).await;
+    sync::sync_file(mount, &open.file).await?;
+    open.tell_failures().await
 }
 
 /// Returns whether a write may have to remove privileges first: capabilities, and with `kill_suidgid` setuid and
@@ -466,10 +463,38 @@ pub(super) async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, write
     Ok(())
 }
 
+/// Writes into the cache, and waits for the result if no room is set aside for all of the write. The caller holds the
+/// range lock on `held`. The inner error says that the bytes were cached and then lost.
+async fn cached(
+    mount: &Arc<Mount>,
+    open: &OpenFile,
+    (range, held): (ByteRange, ByteRange),
+    data: &mut Buf,
+    write_back: bool,
+    pinned: bool,
+) -> Result<Result<usize>> {
+    let len = range.len() as usize;
+    if write_back {
+        // `msync` and `fsync` report the error of a store through a mapping: pages without space wait for nothing.
+        buffered(mount, open, range, data, pinned, None).await?;
+        return Ok(Ok(len));
+    }
+    let attempt = Attempt::begin(mount, &open.file, range).await;
+    let is_covered = buffered(mount, open, range, data, pinned, Some(&attempt)).await?;
+    Ok(if is_covered { Ok(len) } else { attempt.stored(mount, held, pinned).await })
+}
+
 /// Writes into the cache. The caller holds the range lock. If it has `pinned` locks on all of the range, others see the
 /// write as one event. It may keep the memory of `data` and leave other memory there. Returns whether room is set aside
-/// for all of the write.
-async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<bool> {
+/// for all of the write. If it is not, the writer has to wait for `attempt`, if there is one.
+async fn buffered(
+    mount: &Arc<Mount>,
+    open: &OpenFile,
+    range: ByteRange,
+    data: &mut Buf,
+    pinned: bool,
+    attempt: Option<&Attempt<'_>>,
+) -> Result<bool> {
     let file = &open.file;
     assert_eq!(data.len() as u64, range.len(), "{}: a write of {range:?} comes with its bytes", file.ino);
     grants::ask(mount, file, range).await;
@@ -486,7 +511,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
                 locks::pin_spans(mount, file, LockMode::Write, part, extent).await?
             }
         };
-        flush::throttle(mount, open, part.len(), room_for(part)).await;
+        flush::throttle(mount, open, part, room_for(part)).await;
         let now = mount.wall();
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let source = if part == range { source(range.start, data) } else { Source::Copied(&data[span]) };
@@ -497,6 +522,10 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
         if let Put::Done { adopted, covered, .. } = put {
             mount.stats.moved(Count::CopiedIn, part.len() - adopted);
             all_covered &= covered;
+            if !covered {
+                // From here on, write-back may find that there is no space for these bytes.
+                attempt.into_iter().for_each(Attempt::wait);
+            }
         }
         if let Put::Done { full_chunk: Some(chunk), rewritten, .. } = put {
             flush::chunk_is_full(mount, file, chunk, rewritten);
@@ -541,45 +570,7 @@ async fn direct(
     let end = good_to.max(old_size);
     // Under commit consistency other mounts may have written there meanwhile.
     if let Some(held) = held.filter(|_| written_to > end) {
-        trim(mount, file, held, (end, written_to), pins.is_some()).await;
+        refused::trim(mount, file, held, (end, written_to), pins.is_some()).await;
     }
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
-}
-
-/// Cuts off the extension of the file by pieces behind a failed one, from `end` to `written_to`. The caller holds the
-/// range lock on `held`, and in shared mode locks on all that it wrote, so no other mount has written there.
-///
-/// If a write behind that has made the file longer, the file stays longer. Because the caller holds locks, this never
-/// waits. If a lock is not available at once, its holder is a mount that is about to write, read or measure the file
-/// there.
-async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
-    let rest = ByteRange::new(held.end, u64::MAX);
-    let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };
-    let mine = (rest.is_empty() || guard.is_some()) && file.group.id() == 0;
-    let cut = async {
-        if !mine {
-            return Err(Errno::Again);
-        }
-        let pins = match in_company {
-            true => locks::try_pin_objects(mount, file, LockMode::Write, ByteRange::new(end, u64::MAX)).await?,
-            false => Vec::new(),
-        };
-        // A write into the cache without the range lock has stored its end by now.
-        mount.cache.barrier();
-        if attributes::size_now(mount, file).await? > written_to {
-            return Err(Errno::Again);
-        }
-        let set = SetAttr { size: Some(end), open_for_write: true, ..SetAttr::default() };
-        attr::resize(mount, &Cred::root(), file, end, set, pins).await
-    };
-    let cut = cut.await;
-    drop(guard);
-    match cut {
-        Ok(_) => return,
-        Err(Errno::Again) => {
-            tracing::debug!(ino = %file.ino, end, "not trimmed after a failed write: others are there")
-        }
-        Err(e) => tracing::warn!(ino = %file.ino, end, "cannot trim after a failed write: {e}"),
-    }
-    let _ = attributes::reload(mount, file).await;
 }

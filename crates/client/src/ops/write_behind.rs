@@ -24,6 +24,7 @@ use crate::locks::Pin;
 use crate::mount::Mount;
 use crate::objects::write::{Sent, WriteKind, learn, send_all};
 use crate::policy::decision::Reason;
+use crate::tables::writeback::loads::Load;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
@@ -31,7 +32,8 @@ use crate::writeback::grants;
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
 use amphi_pagecache::scratch_for;
-use amphi_types::{ByteRange, Errno};
+use amphi_types::{ByteRange, Errno, TargetId};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -89,11 +91,12 @@ pub(crate) async fn write(
     let data = compact(range, data);
     let memory = data.capacity() as u64;
     let (locked, unfinished) = (kept.pins.is_some(), kept.pins.is_none() && kept.begun.is_none());
-    room(mount, open, memory, locked && reason == Reason::DirectContention).await;
+    room(mount, open, range, memory, locked && reason == Reason::DirectContention).await;
     file.size.turn();
     flush::flush_and_forget(mount, file, range).await;
     let Some(covered) = grants::cover(mount, file, range) else { return Err((data, kept)) };
     let Some(id) = submit(mount, file, range, memory, (locked, unfinished)) else { return Err((data, kept)) };
+    let loaded = Loaded::begin(mount, file, range);
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
     // The first requests are sent on this thread; the rest of the work is done in the background.
@@ -101,7 +104,7 @@ pub(crate) async fn write(
         let under_way = file.size.begin_direct();
         let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
         let sent = send_all(&mount2, &file, range, data, kind, false).await;
-        drop((under_way, covered));
+        drop((under_way, covered, loaded));
         let failed = sent.error.is_some();
         // The throughput is noted only when the write was answered: until the pipeline is full, the time of the call
         // would show the speed of memory.
@@ -130,14 +133,14 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
 
 /// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write is
 /// always permitted. `wanted`: other mounts wait for its locks.
-async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, wanted: bool) {
+async fn room(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, memory: u64, wanted: bool) {
     let few = if wanted { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
         let flight_max = mount.flight_max();
         let piped = open.file.size.piped_bytes.load(SeqCst);
-        let all = mount.writeback.piped_bytes.load(SeqCst) + mount.writeback.flight_bytes.load(SeqCst);
-        full(piped, mount.tunables.get(Tunable::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
+        full(piped, mount.tunables.get(Tunable::PipelineBytes).min(flight_max).min(few))
+            || mount.pipe_is_full(&open.file, range, memory)
     };
     if is_full() {
         mount.stats.count(Count::Throttled);
@@ -180,6 +183,30 @@ fn submit(
     Some(id)
 }
 
+/// The load of a write under way on its targets, until this is dropped.
+struct Loaded {
+    mount: Arc<Mount>,
+    parts: SmallVec<[(TargetId, Load); 4]>,
+}
+
+impl Loaded {
+    fn begin(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Loaded {
+        let layout = file.layout();
+        let pieces = layout.pieces(file.ino, range);
+        let parts = pieces.map(|(object, piece)| (layout.target(file.ino, object.stripe), Load::piped(piece.len())));
+        let loaded = Loaded { mount: mount.clone(), parts: parts.collect() };
+        loaded.parts.iter().for_each(|(target, load)| mount.writeback.loads.begin(*target, *load));
+        loaded
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let loads = &self.mount.writeback.loads;
+        self.parts.iter().for_each(|(target, load)| _ = loads.end(*target, *load));
+    }
+}
+
 /// Called when the requests have been answered.
 fn land(
     mount: &Arc<Mount>,
@@ -197,11 +224,13 @@ fn land(
     let lost = ByteRange::new(good_to, range.end);
     if let Some(e) = error {
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
-        // None of the bytes is in the cache.
-        file.failures.note(e, lost);
+        // This comes first: a caller that syncs all files counts the failures of each file as reported when it gets the
+        // losses noted here.
         if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }
+        // None of the bytes is in the cache.
+        file.failures.note(e, lost);
     }
     file.size.turn();
     file.size.mark_epoch();

@@ -9,6 +9,7 @@ pub(crate) mod errors;
 pub(crate) mod free_space;
 pub(crate) mod grants;
 pub(crate) mod limited_files;
+pub(crate) mod loads;
 pub(crate) mod small_files;
 pub(crate) mod spreading;
 
@@ -18,6 +19,7 @@ use closes::Closes;
 use errors::WritebackErrors;
 use free_space::FreeSpace;
 use grants::Grants;
+use loads::TargetLoads;
 use small_files::SmallFiles;
 use spreading::Spreading;
 use std::sync::Arc;
@@ -39,6 +41,8 @@ pub(crate) struct WriteBack {
     pub(crate) flight_parts: AtomicUsize,
     /// Memory of direct writes that have returned and are still under way.
     pub(crate) piped_bytes: AtomicU64,
+    /// The part of all that for each target.
+    pub(crate) loads: TargetLoads,
     /// Targets that are known to have free space for writes.
     pub(crate) free_space: FreeSpace,
     /// Free blocks that targets keep for dirty bytes.

@@ -7,13 +7,16 @@
 //!
 //! Invariants: an entry is only a hint: when it is processed, the dirty bytes of its range are looked up. While a task
 //! waits, no other new bytes take the space. As long as there are entries, requests are under way, or a task is about
-//! to send some. Each request that ends sends the next entries. Both lists are bounded by the dirty share of the cache.
+//! to send some. Each request that ends sends the next entries. Entries of targets that cannot be reached are set aside
+//! while enough waits for these targets, so that they keep no others. All lists are bounded by the dirty share of the
+//! cache.
 
 use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::tables::writeback::backlog::{Left, Ticket};
 use crate::writeback::flush;
-use amphi_types::ByteRange;
+use amphi_types::{ByteRange, TargetId};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -54,6 +57,15 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteR
     ticket.0.load(SeqCst)
 }
 
+/// These targets cannot be reached, and all others can. If they are others than before, bytes that could not be sent
+/// may be sent now.
+pub(crate) fn set_away(mount: &Arc<Mount>, away: BTreeSet<TargetId>) {
+    if mount.writeback.loads.set_away(away) {
+        mount.writeback.backlog.readmit();
+        flush::pump(mount);
+    }
+}
+
 /// Called when a request has ended, or bytes could not be sent: sends what the bound permits.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     let mut told = false;
@@ -61,6 +73,14 @@ pub(crate) fn pump(mount: &Arc<Mount>) {
         let behind = flush::send_off(mount, &left.file, left.range);
         if let Some(ticket) = left.waits.as_ref().filter(|_| behind.held_up) {
             ticket.0.store(true, SeqCst);
+        }
+        if behind.away && !behind.by_bound {
+            mount.writeback.backlog.set_aside(left);
+            // What was under way to these targets may have ended before the bytes were set aside.
+            if !mount.away_is_full() {
+                mount.writeback.backlog.readmit();
+            }
+            continue;
         }
         if behind.by_bound {
             mount.writeback.backlog.put_back(left);

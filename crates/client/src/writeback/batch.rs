@@ -92,7 +92,8 @@ fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<Inode>, Vec<ByteRan
 
 /// Adds the dirty bytes of `range` to the batch, or sends them separately if they do not fit into any batch.
 fn begin_flight(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, batch: &mut Batch) -> bool {
-    if mount.flight_is_full() {
+    let is_full = || mount.flight_is_full() || mount.is_held_back(file.ino.target());
+    if is_full() {
         return true;
     }
     let mut left = false;
@@ -102,7 +103,7 @@ fn begin_flight(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, batch: 
                 left |= flush::start(mount, file, piece);
                 continue;
             }
-            if mount.flight_is_full() {
+            if is_full() {
                 return true;
             }
             if !batch.has_room(file, piece) {

@@ -8,6 +8,9 @@
 //! 65,536 waiting calls. With a bound on bytes alone, twice as many small scattered runs could be under way, and those
 //! that the connection refuses would be lost. Runs of one object are sent together (`batch`).
 //!
+//! Requests to targets that cannot be reached have a bound of their own, so that they stop no others
+//! (`tables::writeback::loads`).
+//!
 //! Invariants: a byte is in at most one request under way. Meanwhile the byte stays readable, and a write to it makes
 //! it dirty again. Nothing beyond `Flights::frozen_from()` is sent. Write-back takes no range lock and needs no credits
 //! of ordinary requests, so a holder of the range lock may wait for it.
@@ -17,6 +20,7 @@ use crate::inode::{FlightId, Inode, OpenFile};
 use crate::mount::Mount;
 use crate::objects::write::{WriteKind, write_piece};
 use crate::policy::throughput;
+use crate::tables::writeback::loads::Load;
 use crate::telemetry::stats::{Count, Way};
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::backlog;
@@ -39,6 +43,8 @@ const _: () = assert!(WRITE_MAX <= amphi_types::limits::PAYLOAD_MAX as u64, "a r
 pub(crate) struct Left {
     /// The bound of bytes under way was reached.
     pub(crate) by_bound: bool,
+    /// The bound of bytes under way to targets that cannot be reached was reached.
+    pub(crate) away: bool,
     /// A truncate is under way, or another task is determining which bytes are sent there.
     pub(crate) held_up: bool,
 }
@@ -47,7 +53,14 @@ pub(crate) struct Left {
 /// that cannot be sent from their own memory are copied on the calling thread. Returns whether dirty bytes may be left
 /// because of the bound.
 pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> bool {
-    send_off(mount, file, range).by_bound
+    send_off(mount, file, range).has_to_wait()
+}
+
+impl Left {
+    /// Returns whether the bytes can be sent when others have landed.
+    fn has_to_wait(self) -> bool {
+        self.by_bound || self.away
+    }
 }
 
 /// Works as `start`, for all bytes that were not sent because of the bound.
@@ -60,7 +73,7 @@ pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) 
 
 /// Works as `start`. Small runs wait in `scattered` until the caller sends them.
 pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> bool {
-    send_off_with(mount, file, range, scattered).by_bound
+    send_off_with(mount, file, range, scattered).has_to_wait()
 }
 
 fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> Left {
@@ -72,11 +85,16 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scatte
     let layout = file.layout();
     for run in mount.cache.dirty_runs(file, range) {
         for (object, piece) in layout.pieces(file.ino, run) {
+            let target = layout.target(file.ino, object.stripe);
             let mut rest = piece;
             while !rest.is_empty() {
                 let part = ByteRange::at(rest.start, WRITE_MAX).intersect(&rest);
                 if mount.flight_is_full() {
                     return Left { by_bound: true, ..left };
+                }
+                if mount.is_held_back(target) {
+                    left.away = true;
+                    break;
                 }
                 let Some((flight, buf)) = begin_flight(mount, file, object, part) else {
                     // Another task has taken this run, but perhaps not all dirty bytes behind it.
@@ -106,6 +124,7 @@ pub(crate) struct Flight {
     pub(crate) file: Arc<Inode>,
     pub(crate) object: ObjectId,
     pub(crate) range: ByteRange,
+    target: TargetId,
     /// Whether space is granted for the bytes.
     pub(crate) cover: Cover,
     id: FlightId,
@@ -138,6 +157,8 @@ pub(crate) fn begin_flight(
     let id = file.flights.lock().narrow(id, range);
     mount.writeback.flight_bytes.fetch_add(range.len(), SeqCst);
     mount.writeback.flight_parts.fetch_add(1, SeqCst);
+    let target = file.layout().target(file.ino, object.stripe);
+    mount.writeback.loads.begin(target, Load::flight(range.len()));
     mount.stats.bytes(Count::WriteBack, range.len());
     if buf.is_whole() {
         mount.stats.bytes(Count::WriteBackCopied, range.len());
@@ -146,7 +167,7 @@ pub(crate) fn begin_flight(
         mount.stats.bytes(Count::WriteBackLent, range.len());
     }
     let cover = if covered { Cover::Granted } else { Cover::Wanted };
-    Some((Flight { file: file.clone(), object, range, cover, id }, buf))
+    Some((Flight { file: file.clone(), object, range, target, cover, id }, buf))
 }
 
 /// Sends a run that was taken out of the cache in a request of its own.
@@ -194,11 +215,11 @@ pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             mount.stats.bytes(Count::WriteBackFailed, flight.range.len());
-            if e == Errno::Quota {
-                // This concerns only the program, which gets the error, and the administrator who has set the limit.
-                tracing::debug!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}");
-            } else if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
-                tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
+            match mount.writeback.errors.note(e, mount.clock.now_ns()) {
+                Some(silent) => {
+                    tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
+                }
+                None => tracing::debug!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}"),
             }
             Some(e)
         }
@@ -226,6 +247,9 @@ fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Opti
     tokens::outdated(mount, file.ino);
     let tell = || failure.into_iter().for_each(|e| file.failures.note(e, flight.range));
     mount.cache.landed(file, flight.range, landing, mount.clock.now_ns(), tell);
+    if mount.writeback.loads.end(flight.target, Load::flight(flight.range.len())) {
+        mount.writeback.backlog.readmit();
+    }
     let before = mount.writeback.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
     assert!(before >= flight.range.len(), "{:?} ends with {before} bytes under way", flight.range);
     let before = mount.writeback.flight_parts.fetch_sub(1, SeqCst);
@@ -258,15 +282,14 @@ pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRang
             return;
         }
         let left = send_off(mount, file, range);
-        let held_up = if left.by_bound { backlog::wait_for(mount, file, range).await } else { left.held_up };
+        let held_up = if left.has_to_wait() { backlog::wait_for(mount, file, range).await } else { left.held_up };
         let landings = mount.writeback.landings.load(SeqCst);
         let upto = file.flights.lock().last();
         if file.in_flight_upto(range, upto) {
             file.signal.until(|| !file.in_flight_upto(range, upto)).await;
         } else if held_up && !mount.cache.dirty_runs(file, range).is_empty() {
             // A truncate delays this.
-            let frozen =
-                || file.flights.lock().frozen_from().is_none() && mount.writeback.flight_bytes.load(SeqCst) == 0;
+            let frozen = || file.flights.lock().frozen_from().is_none() && mount.flight_is_over();
             let moved = || mount.writeback.landings.load(SeqCst) != landings || frozen();
             mount.writeback.landed.until(moved).await;
         }
@@ -287,11 +310,11 @@ pub(crate) async fn flush_and_forget(mount: &Arc<Mount>, file: &Arc<Inode>, rang
     }
 }
 
-/// Waits until the cache accepts `bytes` more dirty bytes, in `room` bytes of memory.
-pub(crate) async fn throttle(mount: &Arc<Mount>, open: &OpenFile, bytes: u64, room: u64) {
+/// Waits until the cache accepts dirty bytes of `range`, in `room` bytes of memory.
+pub(crate) async fn throttle(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, room: u64) {
     // Without dirty bytes there is nothing to wait for: the rest of the cache is in use by other calls and will be
     // freed.
-    let full = || mount.dirty_is_full(bytes) || (!mount.make_room(room) && mount.cache.dirty_bytes() > 0);
+    let full = || mount.dirty_is_full(&open.file, range) || (!mount.make_room(room) && mount.cache.dirty_bytes() > 0);
     let mut first = true;
     while full() {
         if std::mem::take(&mut first) {

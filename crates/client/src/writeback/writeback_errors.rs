@@ -39,6 +39,20 @@ pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     });
 }
 
+/// The front end wrote back pages of `range`, got `why`, and has dropped their bytes. It reports that itself to the
+/// programs that have the file open.
+pub(crate) fn lost_pages(mount: &Mount, file: &Inode, range: ByteRange, why: Errno) {
+    // No program can reach the file any more, so the loss of its bytes is no failure.
+    if matches!(why, Errno::NoEnt | Errno::Stale) && file.open_count() == 0 {
+        return;
+    }
+    mount.stats.bytes(Count::WriteBackFailed, range.len());
+    if let Some(silent) = mount.writeback.errors.note(why, mount.clock.now_ns()) {
+        tracing::warn!(ino = %file.ino, ?range, silent, "write-back of mapped pages failed: {why}");
+    }
+    file.failures.note_of_front_end(why);
+}
+
 /// `Push::WriteFailed`: a server cannot write bytes to its disk that it has accepted into memory, of a file that this
 /// mount wrote. The server still has the bytes and returns them in reads. Nevertheless programs that have the file open
 /// get the failure. If no program has the file open, the next program that opens it gets the error. The message is
@@ -55,9 +69,10 @@ fn note_refused(mount: &Arc<Mount>, ino: Ino) {
     if let Some(silent) = mount.writeback.errors.note(Errno::Io, mount.clock.now_ns()) {
         tracing::error!(%ino, silent, "a server cannot write to its disk what it has accepted; it keeps it in memory");
     }
-    mount.stats.count(Count::WriteRefused);
     match mount.files.get(ino) {
         Some(file) => file.failures.note(Errno::Io, ByteRange::new(0, 0)),
         None => mount.files.note_refused(ino, Errno::Io),
     }
+    // Whoever sees the count finds the error.
+    mount.stats.count(Count::WriteRefused);
 }

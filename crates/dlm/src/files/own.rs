@@ -115,7 +115,9 @@ impl FileLocks {
         }
         let Some(state) = self.parties.get_mut(&party) else { return };
         state.locks = state.locks + plan.come.len() - plan.gone.len();
-        if plan.acquires && state.waits > 0 {
+        let (session, waits) = (state.owner.session, state.waits);
+        self.count(session, plan.come.len(), plan.gone.len());
+        if plan.acquires && waits > 0 {
             // The owner is a holder now, so its requests do not wait behind earlier ones any more.
             let own = self.waits_of.range((party, WaitId(0))..=(party, WaitId(u64::MAX)));
             woken.extend(own.map(|&(_, id)| id).filter(|id| self.waits.get(id).is_some_and(|wait| wait.ino == ino)));

@@ -78,6 +78,7 @@ impl FileLocks {
         if let Some(state) = self.parties.get_mut(&party) {
             state.waits += 1;
         }
+        self.count(lock.owner.session, 2, 0);
         let file = self.files.entry((ino, table)).or_insert(File::NEW);
         file.waits += 1;
         let entry = Entry { range, id: LockId(id.0), session: SessionId(party.0) };
@@ -92,9 +93,11 @@ impl FileLocks {
         let wait = self.waits.remove(&id)?;
         self.waits_of.remove(&(wait.party, id));
         self.due.remove(&(wait.due_ns, id));
-        if let Some(state) = self.parties.get_mut(&wait.party) {
+        let session = self.parties.get_mut(&wait.party).map(|state| {
             state.waits -= 1;
-        }
+            state.owner.session
+        });
+        session.into_iter().for_each(|session| self.count(session, 0, 2));
         if let Some(file) = self.files.get_mut(&(wait.ino, wait.table)) {
             file.waits -= 1;
             let tree = &mut file.waiting[wait.kind as usize];

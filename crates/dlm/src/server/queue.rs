@@ -32,12 +32,7 @@ impl LockSpace {
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
         }
-        let (used, max) = if owner.is_direct() {
-            (self.direct_count, self.limits.max_direct)
-        } else {
-            (self.locks.len() - self.direct_count, self.limits.max_locks)
-        };
-        if used >= max {
+        if self.is_full_for(owner) {
             return Err(Refusal::Full);
         }
         let owner = self.as_member(object, self.as_holder(object, owner, range));
@@ -54,7 +49,7 @@ impl LockSpace {
         self.sequence += 1;
         let id = LockId::new(self.generation, self.sequence);
         self.locks.insert(id, Lock::new(owner, object, mode, range, growth, State::Waiting));
-        self.direct_count += usize::from(owner.is_direct());
+        self.count_in(owner);
         self.sessions.insert((owner.session(), id));
 
         let view = *self.objects.entry(object).or_insert(Object::NEW);
@@ -143,7 +138,7 @@ impl LockSpace {
         {
             return Err(Refusal::Conflict);
         }
-        if self.locks.len() - self.direct_count >= self.limits.max_locks {
+        if self.is_full_for(owner) {
             return Err(Refusal::Full);
         }
         self.insert_granted(id, owner, object, mode, range);
@@ -159,7 +154,7 @@ impl LockSpace {
         if self.is_excluded(owner, object, mode, range) {
             return Err(Refusal::Conflict);
         }
-        if self.locks.len() - self.direct_count >= self.limits.max_locks {
+        if self.is_full_for(owner) {
             return Err(Refusal::Full);
         }
         self.sequence += 1;
@@ -170,11 +165,40 @@ impl LockSpace {
 
     fn insert_granted(&mut self, id: LockId, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) {
         self.locks.insert(id, Lock::new(owner, object, mode, range, Growth::Exact, State::Granted));
+        self.count_in(owner);
         self.sessions.insert((owner.session(), id));
         let tables = self.objects.entry(object).or_insert(Object::NEW);
         self.forest.insert(&mut tables.granted[class(owner, mode)], Entry { range, id, session: party(owner) }, false);
         if let Owner::Group(session, group) = owner {
             self.note_member(object, session, group);
+        }
+    }
+
+    /// Returns whether the table has no room for one more lock or request of this owner.
+    fn is_full_for(&self, owner: Owner) -> bool {
+        if owner.is_direct() {
+            return self.direct_count >= self.limits.max_direct;
+        }
+        let own = self.cached.get(&owner.session()).copied().unwrap_or(0);
+        self.locks.len() - self.direct_count >= self.limits.max_locks || own >= self.limits.max_locks_per_session
+    }
+
+    fn count_in(&mut self, owner: Owner) {
+        match owner.is_direct() {
+            true => self.direct_count += 1,
+            false => *self.cached.entry(owner.session()).or_default() += 1,
+        }
+    }
+
+    fn count_out(&mut self, owner: Owner) {
+        if owner.is_direct() {
+            self.direct_count -= 1;
+            return;
+        }
+        let Some(own) = self.cached.get_mut(&owner.session()) else { unreachable!("its lock was counted") };
+        *own -= 1;
+        if *own == 0 {
+            self.cached.remove(&owner.session());
         }
     }
 
@@ -360,7 +384,7 @@ impl LockSpace {
         let mut left = BTreeSet::new();
         for id in ids {
             let Some(lock) = self.locks.remove(id) else { continue };
-            self.direct_count -= usize::from(lock.owner.is_direct());
+            self.count_out(lock.owner);
             self.sessions.remove(&(lock.owner.session(), *id));
             if let Some(watched) = lock.watching.and_then(|watched| self.locks.get_mut(&watched)) {
                 watched.watchers.remove(id);

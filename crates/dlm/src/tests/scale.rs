@@ -2,7 +2,7 @@
 
 use super::object;
 use crate::client::{CacheLimits, CallbackPlan, Granted, Hit, LockAction, LockCache};
-use crate::mode::{Growth, LockId, Mode, Owner};
+use crate::mode::{GroupId, Growth, LockId, Mode, Owner};
 use crate::server::{Action, ContentionLimits, LockCounts, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
 use amphi_types::{ByteRange, SessionId};
 
@@ -197,6 +197,39 @@ fn deadlines_and_bounds() {
     space.drop_session(90 * SECOND, a);
     assert!(!space.holds(a, held, object(0), Mode::Read, ByteRange::at(0, 1)));
     assert_eq!(space.granted_range(waits), Some(ByteRange::at(0, 1)));
+}
+
+/// Goal: a session gets no more than its share of the table, by requests or by presenting locks, and the rest is left
+/// to others. Method: small bounds.
+#[test]
+fn a_session_has_a_share_of_the_table() {
+    let limits = LockLimits { max_locks: 4, max_locks_per_session: 2, ..LockLimits::default() };
+    let mut space = LockSpace::new(limits, 2);
+    let (a, b) = (Owner::Cached(SessionId(1)), Owner::Cached(SessionId(2)));
+    let byte = |n: u64| ByteRange::at(n, 1);
+    let ask = |space: &mut LockSpace, owner, n| space.enqueue(0, write(owner, byte(n), Growth::Exact));
+    let first = ask(&mut space, b, 0).expect("room");
+    let held = ask(&mut space, a, 1).expect("room");
+    let waits = ask(&mut space, a, 0).expect("room");
+    let group = Owner::Group(SessionId(1), GroupId(5));
+    for owner in [a, group] {
+        assert_eq!(ask(&mut space, owner, 5), Err(Refusal::Full));
+        assert_eq!(space.take_in(owner, object(1), Mode::Write, byte(5)), Err(Refusal::Full));
+        assert_eq!(space.restore(owner, LockId::new(1, 9), object(1), Mode::Write, byte(5)), Err(Refusal::Full));
+    }
+    assert!(ask(&mut space, Owner::Direct(SessionId(1)), 6).is_ok(), "I/O goes direct");
+    assert!(ask(&mut space, b, 7).is_ok(), "there is room for others");
+    assert_eq!(ask(&mut space, Owner::Cached(SessionId(3)), 9), Err(Refusal::Full), "now the table is full");
+    space.cancel(0, SessionId(2), &[first]);
+    assert_eq!(ask(&mut space, a, 9), Err(Refusal::Full), "what waited is held");
+    space.cancel(0, SessionId(1), &[held]);
+    assert!(ask(&mut space, a, 9).is_ok());
+    space.cancel(0, SessionId(1), &[waits]);
+    space.drop_session(0, SessionId(1));
+    for n in 20..22 {
+        assert!(space.take_in(a, object(1), Mode::Write, byte(n)).is_ok(), "it begins anew");
+    }
+    assert_eq!(space.take_in(a, object(1), Mode::Write, byte(22)), Err(Refusal::Full));
 }
 
 /// Goal: conflicts of direct requests make an object contended, and it stays so without any lock. Method: two sessions

@@ -11,7 +11,7 @@ use crate::front::handles::Handles;
 use crate::later::Later;
 use crate::request::Caller;
 use amphi_client::{Ahead, FileAdvice, Interrupt, OpenFile};
-use amphi_shm::talk::{IDENTIFY, IDENTIFY_WRITER};
+use amphi_shm::talk::{IDENTIFY, IDENTIFY_WRITER, MAPPED};
 use amphi_types::{ByteRange, Errno, IoMode, Result};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -151,6 +151,7 @@ impl ClientFs {
             ADVISE,
             IDENTIFY,
             IDENTIFY_WRITER,
+            MAPPED,
         ];
         if !known.contains(&call.cmd) {
             return Err(Errno::NoTty);
@@ -175,6 +176,10 @@ impl ClientFs {
             IDENTIFY_WRITER => {
                 let identity = self.identify_writer(caller, call.handle, &file);
                 Ok(IoctlReply { result: 0, output: identity.to_bytes().to_vec() })
+            }
+            MAPPED => {
+                file.set_mapped();
+                done(0)
             }
             GET_MODE => Ok(IoctlReply { result: 0, output: (file.io_mode() as u32).to_ne_bytes().to_vec() }),
             NO_EXPAND => {

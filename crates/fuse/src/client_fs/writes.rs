@@ -35,6 +35,11 @@ pub(super) fn keeps_pages(file: &OpenFile) -> bool {
     file.flags().direct && !file.flags().append
 }
 
+/// Returns whether writes of the open file go to the end unless a call says otherwise.
+fn appends_as_opened(how: &WriteHow) -> bool {
+    how.flags & libc::O_APPEND as u32 != 0
+}
+
 /// Returns whether a write goes to the end of the file. A write to the end that the kernel knows is written elsewhere
 /// if another mount was admitted meanwhile.
 fn appends(hints: Hints) -> bool {
@@ -74,12 +79,20 @@ impl ClientFs {
             return Ok(len);
         }
         let hints = match hints.to {
-            WriteTo::OffsetAtEnd if calls_with(caller, libc::RWF_APPEND) => Hints { to: WriteTo::End, ..hints },
             WriteTo::OffsetAtEnd => {
-                self.client.learn_end(&file);
-                let hints = Hints { to: WriteTo::Offset, ..hints };
+                let to_end = match appends_as_opened(how) {
+                    true => !calls_with(caller, libc::RWF_NOAPPEND),
+                    false => calls_with(caller, libc::RWF_APPEND),
+                };
+                if !to_end {
+                    self.client.learn_end(&file);
+                }
+                let hints = Hints { to: if to_end { WriteTo::End } else { WriteTo::Offset }, ..hints };
                 if let Some(len) = self.try_write(&ctx, &file, how.offset, &mut data, hints) {
                     self.has_written(caller, ino, how, len);
+                    if to_end {
+                        self.tells_end_behind(caller, &file, how, len);
+                    }
                     return Ok(len);
                 }
                 hints
@@ -92,6 +105,7 @@ impl ClientFs {
         let pending = self.client.write(&ctx, &file, offset, data.into_buf(), hints);
         let (changes, rollbacks) = (self.changes(), self.rollbacks.clone());
         let (tid, handle, by_program) = (caller.tid, how.handle, !how.from_page_cache);
+        let past_pages = how.flags & libc::O_DIRECT as u32 != 0;
         let note = move |written: &Result<usize>| {
             changes.note(ino, offset, len as u64, written.as_ref().map_or(0, |n| *n as u64));
             if let (Ok(n), true) = (written, by_program) {
@@ -99,7 +113,7 @@ impl ClientFs {
             }
             // In sole mode the kernel knows the size, unless programs have written without it.
             let may_lag = || !changes.client.is_alone() || changes.view.was_posted_to(ino);
-            if written.is_err() && by_program && may_lag() {
+            if written.is_err() && by_program && past_pages && may_lag() {
                 rollbacks.failed(handle, tid, end);
             }
         };
@@ -213,22 +227,21 @@ impl ClientFs {
     /// The place to which a write goes. `OffsetAtEnd`: the write is made at its offset if that is the end of the file.
     /// Otherwise the client has to find out whether the offset or the end was meant.
     fn aim(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow) -> WriteTo {
-        let appends = how.flags & libc::O_APPEND as u32 != 0;
         if how.from_page_cache {
             return WriteTo::Offset;
         }
+        let appends = appends_as_opened(how);
         if self.client.has_always_been_alone() && !self.kernel_view.was_posted_to(ino) {
             return match appends {
                 false => WriteTo::Offset,
                 true if self.kernel_view.knows_end(ino) => WriteTo::KnownEnd,
-                true => WriteTo::End,
+                true => WriteTo::OffsetAtEnd,
             };
         }
         match (appends, self.kernel_view.may_be_end(ino, how.offset)) {
-            (true, true) => WriteTo::End,
+            (_, true) => WriteTo::OffsetAtEnd,
             (true, false) if calls_with(caller, libc::RWF_NOAPPEND) => WriteTo::Offset,
             (true, false) => WriteTo::End,
-            (false, true) => WriteTo::OffsetAtEnd,
             (false, false) => WriteTo::Offset,
         }
     }

@@ -1,7 +1,7 @@
 //! `Rollbacks`: truncates that the kernel sends after a failed write.
 //!
-//! If a write bypasses the page cache, would end behind the end of the file, and fails, Linux truncates the file to the
-//! size that it knows, within the same system call (fs/fuse/file.c, `fuse_direct_IO`). In shared mode that size may be
+//! If a write with O_DIRECT would end behind the end of the file, and fails, Linux truncates the file to the size that
+//! it knows, within the same system call (fs/fuse/file.c, `fuse_direct_IO`). In shared mode that size may be
 //! outdated, and the bytes behind it may be those of other mounts (promise S17). The request looks like a program's own
 //! `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
 //!
@@ -36,7 +36,7 @@ pub struct Rollbacks {
 }
 
 impl Rollbacks {
-    /// Notes that a write of thread `tid`, which would have ended at `end`, has failed.
+    /// Notes that a write of thread `tid` with O_DIRECT, which would have ended at `end`, has failed.
     pub fn failed(&self, handle: Handle, tid: u32, end: u64) {
         let mut failed = self.failed.lock();
         match failed.iter_mut().find(|f| (f.handle, f.tid) == (handle, tid)) {
@@ -81,7 +81,8 @@ impl Rollbacks {
 }
 
 /// Returns whether the thread is in a truncating call of its program. If that cannot be seen, the answer is no, to
-/// protect the bytes that other mounts have written.
+/// protect the bytes that other mounts have written. So only writes with O_DIRECT may be noted: after any other write
+/// the truncate is the program's own.
 fn is_truncating(tid: u32) -> bool {
     Syscall::of(tid).is_some_and(|call| TRUNCATES.contains(&call.number))
 }

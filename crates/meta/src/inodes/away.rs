@@ -90,6 +90,14 @@ impl Away {
         self.blocks.get(&number).into_iter().flat_map(move |gone| gone.numbers(number))
     }
 
+    /// The owner of the inodes of this one's block that are away, if they have the same.
+    pub(super) fn owner_of_all(&self, local: u64) -> Option<Owner> {
+        match &*self.blocks.get(&place(local).0)?.owners {
+            [(owner, _)] => Some(*owner),
+            _ => None,
+        }
+    }
+
     /// The owners of inodes, each with a number of them.
     pub(super) fn owners(&self) -> impl Iterator<Item = (Owner, u8)> {
         self.blocks.values().flat_map(|gone| gone.owners.iter().copied())

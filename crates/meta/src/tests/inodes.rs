@@ -236,3 +236,20 @@ fn memory_follows_the_records() {
     println!("bytes: empty {empty:.1}, written {written:.1}, cut {cut:.1}, alone {alone:.1}");
     assert!(alone < 250.0, "{alone} bytes an inode that is alone in its block");
 }
+
+/// Goal: the owner of an inode that is not in memory is known as long as its block has one. Method: a block of one
+/// owner, and a block of two, of which the inodes of one come back.
+#[test]
+fn owners_of_inodes_that_are_away() {
+    let of = |uid| Inode { owner: InodeOwner { uid, gid: 100, project: 3 }, ..plain(Timespec::default()) };
+    let mut inodes = Inodes::default();
+    inodes.set_bytes_max(0);
+    (64..128).for_each(|local| inodes.insert(local, &of(5)));
+    (128..192).for_each(|local| inodes.insert(local, &of(5 + (local % 2) as u32)));
+    assert_eq!(inodes.owner_away(64), None, "it is in memory");
+    while inodes.let_go(|_| false) {}
+    assert_eq!(inodes.away_count(), 128);
+    assert_eq!((inodes.owner_away(64), inodes.owner_away(128)), (Some(of(5).charged()), None));
+    (129..192).step_by(2).for_each(|local| assert!(inodes.restore(local, &of(6))));
+    assert_eq!(inodes.owner_away(128), Some(of(5).charged()));
+}

@@ -340,6 +340,10 @@ impl Reference {
         if set.perm.is_some() && old.kind == Kind::Symlink {
             return Err(Errno::NotSupported);
         }
+        let alone = set.size.is_none() && set.uid.is_none() && set.gid.is_none() && set.perm.is_none();
+        if set.kill_suidgid && alone && !set.open_for_write && !owner {
+            self.may(cred, id, W)?;
+        }
         for t in [set.atime, set.mtime].into_iter().flatten() {
             if owner {
                 continue;

@@ -2,11 +2,11 @@
 
 use super::harness::Cluster;
 use crate::plan::NodeSpec;
-use crate::{Gathered, Outcome, Part, Pending, Refusal, RenameMode, XattrMode};
+use crate::{Gathered, MetaStore, Outcome, Part, Pending, Refusal, RenameMode, XattrMode};
 use amphi_types::item::Txn;
 use amphi_types::{
-    Advice, AskedAdvice, Consistency, Cred, DataChecksums, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result,
-    SetAttr, TimeSet, Timespec, limits,
+    Advice, AskedAdvice, Consistency, Cred, DataChecksums, Errno, FileFlags, Ino, IoMode, KernelCache, Kind, Layout,
+    Name, Result, SetAttr, TimeSet, Timespec, limits,
 };
 
 const USER: u32 = 10;
@@ -355,9 +355,10 @@ fn setattr_rules() {
     assert_eq!(s.attr(f).perm, 0o755, "no setgid for a group I am not in");
     s.set(&root, f, SetAttr { perm: Some(0o6755), ..none() }).unwrap();
     let before = s.attr(f).ctime;
-    s.set(&other, f, SetAttr { kill_suidgid: true, ..none() }).unwrap();
+    let kill = SetAttr { kill_suidgid: true, ..none() };
+    s.set(&other, f, SetAttr { open_for_write: true, ..kill }).unwrap();
     assert_eq!((s.attr(f).perm, s.attr(f).ctime), (0o755, s.c.now), "as a write does");
-    s.set(&other, f, SetAttr { kill_suidgid: true, ..none() }).unwrap();
+    s.set(&other, f, SetAttr { open_for_write: true, ..kill }).unwrap();
     assert!(s.attr(f).ctime > before && s.attr(f).ctime < s.c.now, "nothing to clear, nothing changed");
     s.set(&root, open, SetAttr { perm: Some(0o2777), ..none() }).unwrap();
     s.set(&root, open, SetAttr { uid: Some(USER), ..none() }).unwrap();
@@ -370,6 +371,64 @@ fn setattr_rules() {
     assert!(s.c.stores[0].gives_capabilities(f), "chmod does not");
     s.set(&root, f, SetAttr { size: Some(0), ..none() }).unwrap();
     assert!(!s.c.stores[0].gives_capabilities(f), "truncate does");
+}
+
+/// Goal: a user who may not write a file can neither strip it of set-user-id bits and capabilities nor set its change
+/// time, and no owner gets around `chattr` with a change time. What belongs to a write needs what a write needs.
+/// Method: one call per rule.
+#[test]
+fn a_write_alone_strips_and_dates() {
+    let mut s = Story::new();
+    let (root, user, other) = (Cred::root(), user(), other());
+    let none = SetAttr::default();
+    let (kill, ctime) = (SetAttr { kill_suidgid: true, ..none }, SetAttr { ctime: Some(at(5)), ..none });
+    let own = SetAttr { mtime: Some(TimeSet::At(at(4))), ctime: Some(at(5)), ..none };
+    let f = s.make(&user, s.open, "f", NodeSpec::file(0o755)).unwrap();
+    let d = s.make(&user, s.open, "d", NodeSpec::dir(0o755)).unwrap();
+    let arm = |s: &mut Story, perm: u16| {
+        s.set(&root, f, SetAttr { perm: Some(perm), ..none }).unwrap();
+        for ino in [f, d] {
+            let set = |st: &mut MetaStore, txn: &mut Txn| {
+                st.setxattr(&root, ino, b"security.capability", b"c", XattrMode::Set, at(0), txn)
+            };
+            s.c.on(ino, set).unwrap();
+        }
+    };
+    let armed = |s: &Story, ino: Ino| s.c.stores[0].gives_capabilities(ino);
+    arm(&mut s, 0o4755);
+    let before = s.attr(f);
+    for (set, errno) in [(kill, Errno::Access), (ctime, Errno::Perm), (own, Errno::Perm)] {
+        assert_eq!(s.set(&other, f, set), Err(errno), "{set:?}");
+    }
+    assert_eq!(s.set(&other, d, kill), Err(Errno::Access));
+    let project = SetAttr { project: Some(0), ..kill };
+    assert_eq!(s.set(&other, f, project), Err(Errno::Access), "the project that it has anyway");
+    assert!(s.attr(f) == before && armed(&s, f) && armed(&s, d));
+    s.set(&other, f, SetAttr { open_for_write: true, ..kill }).unwrap();
+    assert!(s.attr(f).perm == 0o755 && !armed(&s, f), "an open for writing");
+    s.set(&other, f, SetAttr { open_for_write: true, ..ctime }).unwrap();
+    assert_eq!(s.attr(f).ctime, at(5), "an open for writing");
+    arm(&mut s, 0o4757);
+    s.set(&other, f, kill).unwrap();
+    assert!(s.attr(f).perm == 0o757 && !armed(&s, f), "write permission");
+    arm(&mut s, 0o4755);
+    s.set(&user, f, own).unwrap();
+    s.set(&user, f, kill).unwrap();
+    assert!(s.attr(f).perm == 0o755 && !armed(&s, f), "the owner");
+    assert_eq!((s.attr(f).mtime, s.attr(d).perm), (at(4), 0o755));
+    for flags in [FileFlags::IMMUTABLE, FileFlags::APPEND] {
+        s.set(&root, f, SetAttr { flags: Some(FileFlags::NONE), ..none }).unwrap();
+        arm(&mut s, 0o4755);
+        s.set(&root, f, SetAttr { flags: Some(flags), ..none }).unwrap();
+        for set in [own, ctime, kill] {
+            for cred in [&user, &root] {
+                assert_eq!(s.set(cred, f, set), Err(Errno::Perm), "{flags:?} {set:?}");
+            }
+        }
+        s.set(&user, f, SetAttr { open_for_write: true, ..own }).unwrap();
+        s.set(&user, f, SetAttr { open_for_write: true, ..kill }).unwrap();
+        assert_eq!((s.attr(f).mtime, s.attr(f).perm), (at(4), 0o755), "a write from before {flags:?}");
+    }
 }
 
 /// Goal: rules of extended attributes. Method: one call per rule.

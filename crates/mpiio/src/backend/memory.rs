@@ -11,12 +11,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct MemoryFile {
     bytes: Arc<Mutex<Vec<u8>>>,
     failure: Arc<AtomicI32>,
+    in_sync: Arc<Mutex<Option<Hook>>>,
+}
+
+/// What happens during a sync.
+struct Hook(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hook")
+    }
 }
 
 impl MemoryFile {
     /// A file with these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
-        MemoryFile { bytes: Arc::new(Mutex::new(bytes)), failure: Arc::default() }
+        MemoryFile { bytes: Arc::new(Mutex::new(bytes)), ..MemoryFile::default() }
     }
 
     /// The present content of the file.
@@ -27,6 +37,11 @@ impl MemoryFile {
     /// Lets all writes fail with this errno value from now on; 0 ends that.
     pub fn fail_writes(&self, errno: i32) {
         self.failure.store(errno, Ordering::SeqCst);
+    }
+
+    /// Lets this happen during the next sync.
+    pub fn during_next_sync(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.in_sync.lock().unwrap_or_else(PoisonError::into_inner) = Some(Hook(Box::new(hook)));
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -84,6 +99,10 @@ impl Backend for MemoryFile {
     }
 
     fn sync(&self) -> Outcome {
+        let hook = self.in_sync.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Hook(happens)) = hook {
+            happens();
+        }
         self.check()
     }
 }

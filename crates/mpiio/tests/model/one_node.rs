@@ -728,6 +728,25 @@ fn a_failed_sync_stays() {
     assert_eq!(files[0].stats().fs_syncs + files[1].stats().fs_syncs, 1);
 }
 
+/// Goal: a rank does not return from its sync because another rank is syncing the same bytes. Method: during the sync
+/// of one rank the other one syncs as well; it has to ask the file system itself.
+#[test]
+fn a_sync_under_way_counts_when_it_has_ended() {
+    let backend = MemoryFile::default();
+    let mut files = two_ranks(&backend, 64);
+    files[1].write(&[Extent { offset: 0, length: 50 }], &[7; 50]).unwrap();
+    files[0].flush_share(0, 1).unwrap();
+    let (mut other, (told, syncs)) = (files.remove(1), std::sync::mpsc::channel());
+    backend.during_next_sync(move || {
+        other.sync_backend().unwrap();
+        told.send(other.stats().fs_syncs).unwrap();
+    });
+    files[0].sync_backend().unwrap();
+    assert_eq!(syncs.recv(), Ok(1));
+    files[0].sync_backend().unwrap();
+    assert_eq!(files[0].stats().fs_syncs, 1, "both are done");
+}
+
 /// Goal: requests that make no sense are refused and change nothing.
 /// Method: ranges that descend, overlap, end beyond the largest file or do not fit the memory.
 #[test]

@@ -27,6 +27,9 @@ const POSTPONED_MAX: usize = 65_536;
 /// Identifies a waiting request: its session, and the number that the client gave the request.
 type Asked = (SessionId, u64);
 
+/// Conversions that wait for sessions of an earlier run. Beyond, such a lock stays as it was presented, shared.
+const CONVERTED_MAX: usize = 65_536;
+
 struct Inner {
     locks: FileLocks,
     waits: BTreeMap<Asked, WaitId>,
@@ -34,7 +37,7 @@ struct Inner {
     /// Requests that have to be sent again when all sessions have presented their locks.
     postponed: BTreeSet<Asked>,
     /// Exclusive locks that sessions have presented as shared, because a request may have converted them.
-    converted: Vec<FileLock>,
+    converted: BTreeSet<FileLock>,
     /// Requests whose clients have to be informed that they should send them again.
     news: Vec<Asked>,
     /// Whether a task checks waiting requests that yielded to others.
@@ -194,13 +197,23 @@ impl FileLockTable {
             }
         }
         for lock in converted.iter().map(|spec| lock_of(session, spec)) {
-            // Presented again on a new connection.
-            if !inner.converted.contains(&lock) {
-                inner.converted.push(lock);
+            if inner.converted.len() < CONVERTED_MAX {
+                inner.converted.insert(lock);
             }
         }
         inner.pump();
         lost
+    }
+
+    /// Ends the locks of a session on other files than those for which `is_kept` returns true.
+    pub fn keep_only(&self, session: SessionId, is_kept: impl Fn(Ino) -> bool) {
+        let inner = &mut *self.inner.borrow_mut();
+        let gone: BTreeSet<_> = inner.locks.held_by(session).map(|lock| (lock.owner, lock.ino)).collect();
+        for (owner, ino) in gone.into_iter().filter(|(_, ino)| !is_kept(*ino)) {
+            inner.locks.release(owner, ino);
+        }
+        inner.converted.retain(|lock| lock.owner.session != session || is_kept(lock.ino));
+        inner.pump();
     }
 
     /// Called when the session has ended: its locks and requests go.
@@ -250,6 +263,12 @@ impl FileLockTable {
         let next = inner.locks.next_deadline();
         inner.watched = next.is_some();
         next
+    }
+
+    /// Number of conversions that wait until all sessions have presented their locks.
+    #[cfg(test)]
+    pub fn converting(&self) -> usize {
+        self.inner.borrow().converted.len()
     }
 
     /// Number of locks held and of requests that wait.

@@ -313,12 +313,18 @@ impl Locks {
     }
 
     /// Restores the locks that a session held before the restart, in order, up to the first one that conflicts with a
-    /// lock of another session: that lock was lost before. A lock that was restored before is not restored again.
+    /// lock of another session, which was lost before, or that the session may not have (`may_lock`). A lock that was
+    /// restored before is not restored again.
     ///
     /// A session presents all that it holds. If it presents again because the answer was lost, it may have returned
     /// some of the locks meanwhile, and cannot say so: it never learnt their ids. So what was restored before and is
     /// not presented now is released. A lock that was granted in this run stays, since its grant may be on its way.
-    pub fn take_in(&self, session: SessionId, locks: &[(Owner, ObjectId, Mode, ByteRange)]) -> Vec<u64> {
+    pub fn take_in(
+        &self,
+        session: SessionId,
+        locks: &[(Owner, ObjectId, Mode, ByteRange)],
+        may_lock: impl Fn(Owner, ObjectId) -> bool,
+    ) -> Vec<u64> {
         let mut inner = self.inner.borrow_mut();
         let mut held: BTreeMap<(Owner, ObjectId, Mode, u64, u64), Vec<LockId>> = BTreeMap::new();
         for (id, owner, object, mode, range) in inner.space.held(session) {
@@ -331,6 +337,7 @@ impl Locks {
             let known = held.get_mut(&(owner, object, mode, range.start, range.end)).and_then(Vec::pop);
             let id = match known {
                 Some(id) => id,
+                None if !may_lock(owner, object) => break,
                 None => match inner.space.take_in(owner, object, mode, range) {
                     Ok(id) => id,
                     Err(_) => break,
@@ -510,7 +517,7 @@ mod tests {
         let (a, b) = (SessionId(1), SessionId(2));
         let range = |n: u64| ByteRange::new(10 * n, 10 * n + 10);
         let presented = |n| (Owner::Cached(a), OBJECT, Mode::Write, range(n));
-        let first = locks.take_in(a, &[presented(0), presented(1)]);
+        let first = locks.take_in(a, &[presented(0), presented(1)], |_, _| true);
         let own = locks.enqueue(0, a, OBJECT, Mode::Write, range(2), Growth::Exact, || {});
         own.now_or_never().expect("free").expect("granted");
         let ask = |n| Box::pin(locks.enqueue(0, b, OBJECT, Mode::Write, range(n), Growth::Exact, || {}));
@@ -518,7 +525,7 @@ mod tests {
         for waits in [&mut kept, &mut returned, &mut granted] {
             assert!(waits.as_mut().now_or_never().is_none());
         }
-        assert_eq!(locks.take_in(a, &[presented(0)]), first[..1]);
+        assert_eq!(locks.take_in(a, &[presented(0)], |_, _| true), first[..1]);
         assert!(returned.now_or_never().is_some(), "it was returned");
         assert!(kept.now_or_never().is_none() && granted.now_or_never().is_none() && locks.count(a) == 2);
     }

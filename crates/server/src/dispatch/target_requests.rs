@@ -21,7 +21,11 @@ use std::rc::Rc;
 /// Answers a question to `target`, which is this worker's.
 pub fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: TargetRequest) -> Replying {
     let (worker, target) = (worker.clone(), target.clone());
-    Box::pin(async move { reply(&worker, &target, question).await })
+    Box::pin(async move {
+        let reply = reply(&worker, &target, question).await;
+        target.let_inodes_go();
+        reply
+    })
 }
 
 async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: TargetRequest) -> Result<TargetReply> {
@@ -38,6 +42,9 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::Project(ino) => ops::subtree::project_here(target, ino).await.map(TargetReply::Project),
         TargetRequest::IsBound(project) => Ok(TargetReply::Outcome(target.is_bound(project))),
+        TargetRequest::Listed { session, dir, uid } => {
+            Ok(TargetReply::Outcome(target.files.was_listed(session, dir, uid)))
+        }
         TargetRequest::Place(dir, name) => {
             ops::names::place(target, dir, &name).await.map(|p| TargetReply::Place(Box::new(p)))
         }
@@ -198,7 +205,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::Quota(question) => ops::quota::ledger::answer(worker, target, question).await,
         TargetRequest::QuotaIsOn => Ok(TargetReply::Outcome(target.counts.quota.ledger.borrow().is_on())),
-        TargetRequest::Owners(inos) => ops::quota::counting::owners(target, &inos).await,
+        TargetRequest::Owners(inos) => Ok(TargetReply::Owners(ops::quota::counting::owners(target, &inos).await)),
         TargetRequest::SetOwner(ino, owner) => {
             target.set_owner(ino, owner);
             Ok(TargetReply::Done)
@@ -277,6 +284,7 @@ async fn forget_session<E: Env>(
     target.queues.in_flight.landed(session).await;
     target.sessions.forget(session);
     target.reclaim.forget(session);
+    target.reclaim.expect_no_more(session);
     target.coherence.glimpses.end_session(session);
     target.coherence.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });
     worker.send_revocations(target);

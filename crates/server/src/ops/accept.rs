@@ -180,8 +180,7 @@ impl<E: Env> RequestCx<E> {
             debug_assert!(noted.is_ok(), "the inode is a file");
         }
         if kill_suidgid {
-            let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-            // A write that only drops privileges needs no open.
+            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
             let _ = meta.setattr(&self.cred, ino, &set, self.now, txn);
         }
     }

@@ -159,7 +159,7 @@ impl<E: Env> RequestCx<E> {
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Reply> {
         // A client that has the file open for writing needs no further check, because the open has checked the
         // permission.
-        let is_writer = self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write);
+        let is_writer = self.target.files.access(self.session, ino).is_some_and(|a| a.write);
         let set = SetAttr { open_for_write: set.open_for_write && is_writer, ..set };
         if self.target.meta.borrow().is_sharded(ino) {
             self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
@@ -338,15 +338,20 @@ impl<E: Env> RequestCx<E> {
                 .change_shared(ino, |meta, txn| meta.set_layout(cred, ino, layout, advice, false, now, txn))
                 .await;
         }
-        if layout.is_some() && self.target.files.open.borrow().is_open_elsewhere(self.session, ino) {
-            // Such a session may have dirty bytes under the old layout, and would lock and read by the old layout.
+        let layout = layout.map(|l| Layout { pool: self.worker.pool(), ..l });
+        // Such a session may have dirty bytes under the old layout, and would lock and read by the old layout.
+        let is_free = || layout.is_none() || !self.target.files.open.borrow().is_open_elsewhere(self.session, ino);
+        if !is_free() {
             return Err(Errno::Busy);
         }
-        let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);
-        let layout = layout.map(|l| Layout { pool: self.worker.pool(), ..l });
         let gathered = self.gathered_if_spread(ino).await?;
         let mut changing = self.change_attributes(ino).await;
         self.alive()?;
+        // Bytes may have come, and sessions may have opened the file, while others gave its attributes back.
+        if !is_free() {
+            return Err(Errno::Busy);
+        }
+        let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);
         let mut txn = Txn::default();
         let reply = {
             let mut meta = self.target.meta.borrow_mut();
@@ -373,7 +378,7 @@ impl<E: Env> RequestCx<E> {
             if meta.inode(ino)?.kind != Kind::File {
                 return Err(Errno::Inval);
             }
-            if !self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write) {
+            if !self.target.files.access(self.session, ino).is_some_and(|a| a.write) {
                 return Err(Errno::BadFd);
             }
             meta.mark_spread(ino, &mut txn)?;

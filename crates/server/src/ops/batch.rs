@@ -6,7 +6,7 @@
 //! Invariants: those of `data`. One span is taken for each object, in ascending order of objects. All requests that
 //! hold several spans take them in this order, so there is no deadlock. A part waits for disks and for the spans of
 //! requests that wait for nothing else, never for an answer of a mount. If a part would need such an answer, it is
-//! refused with `Again`, and the client sends it separately. A failure of one part concerns only that part, and the
+//! refused with `Again`, and the client sends it separately. A part whose inode cannot be read fails. A failure of one part concerns only that part, and the
 //! others are executed. Parts whose blocks would not be contiguous with others on the disk are accepted into memory
 //! first (`accept`), in a record of their own. All other parts of a step are in one record. They are planned one after
 //! the other, so that their new blocks are contiguous if there is space, and adjacent blocks are one disk write. The
@@ -137,7 +137,10 @@ impl<E: Env> RequestCx<E> {
     ) -> Result<()> {
         let mut outcomes: Vec<Result<()>> = Vec::with_capacity(parts.len());
         for part in parts {
-            outcomes.push(self.check_object(part.object, Touch::Change).await);
+            outcomes.push(match self.check_read(part.object.ino) {
+                Ok(()) => self.check_object(part.object, Touch::Change).await,
+                unread => unread,
+            });
         }
         let spans = self.batch_spans(parts).await;
         let mut rest = cut(parts, bytes);
@@ -191,8 +194,8 @@ impl<E: Env> RequestCx<E> {
         }
         let planned = self.without_failed(planned, &outcomes);
         results.extend(outcomes);
-        let fresh = planned.iter().any(|p| p.plan.points_at_new_data());
-        let order = if fresh && !planted::is(Mistake::UnmarkedBatch) { Order::AfterData } else { Order::Plain };
+        let follows = planned.iter().any(|p| self.target.data.borrow().follows_data(&p.plan));
+        let order = if follows && !planted::is(Mistake::UnmarkedBatch) { Order::AfterData } else { Order::Plain };
         let lsn = {
             let (mut txn, mut freed, mut bytes) = (Txn::default(), Freed::default(), 0);
             for p in planned {

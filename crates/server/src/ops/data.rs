@@ -278,7 +278,7 @@ impl<E: Env> RequestCx<E> {
         assert_eq!(images.len(), edges.len(), "{object:?}: each shared block of {range:?} has its copy");
         let disk_ns = self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
         self.worker.counters.histograms.write.disk_us.note(disk_ns / 1000);
-        let follows = plan.points_at_new_data() && !planted::is(Mistake::UnorderedWrite);
+        let follows = self.target.data.borrow().follows_data(&plan) && !planted::is(Mistake::UnorderedWrite);
         let order = if follows { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {
@@ -514,8 +514,7 @@ impl<E: Env> RequestCx<E> {
         self.target.note_landed(ino, txn);
         if kill_suidgid {
             let mut meta = self.target.meta.borrow_mut();
-            let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-            // A write that only drops privileges needs no open.
+            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
             let _ = meta.setattr(&self.cred, ino, &set, self.now, txn);
         }
     }

@@ -18,6 +18,13 @@ impl<E: Env> RequestCx<E> {
         if ino.target() == self.target.id { Ok(()) } else { Err(Errno::Stale) }
     }
 
+    /// Returns whether the session has the file open, or had it open lately, for reading or writing. Nobody calls a
+    /// lock of an application back, so a session that cannot access the file must not lock others out.
+    fn has_open(&self, ino: Ino) -> bool {
+        let access = self.target.files.access(self.session, ino);
+        access.is_some_and(|access| access.read || access.write)
+    }
+
     fn is_recovering(&self) -> bool {
         !self.target.reclaim.is_over()
     }
@@ -40,12 +47,18 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// `Request::FileLockSet`.
+    ///
+    /// Errors: `BadFd` if the session does not have the file open; `Again`, `Deadlk`, `NoLck`, `Inval`.
     pub async fn file_lock_set(&self, lock: &FileLockSpec, number: u64, wait: bool) -> Result<Reply> {
         self.file_lock_target(lock.ino)?;
         let desk = &self.target.coherence.file_locks;
         if self.is_recovering() {
             desk.postpone(self.session, number)?;
             return Ok(Reply::FileLock(false));
+        }
+        self.alive()?;
+        if !self.has_open(lock.ino) {
+            return Err(Errno::BadFd);
         }
         let mut set = desk.set(self.worker.now_ns(), self.session, lock, number, wait);
         if set == Err(Errno::Again) && Box::pin(self.await_closes(lock)).await {
@@ -103,11 +116,17 @@ impl<E: Env> RequestCx<E> {
     /// `Request::RepresentFileLocks`.
     pub fn represent_file_locks(&self, locks: &[FileLockSpec], converted: &[FileLockSpec]) -> Result<Reply> {
         locks.iter().chain(converted).try_for_each(|lock| self.file_lock_target(lock.ino))?;
-        // Locks on files outside the session's tree are reported as lost.
-        let within = |at: &usize| self.may_present(locks[*at].ino);
+        // Locks on files outside the session's tree, or that it does not have open, are reported as lost. Opens of an
+        // earlier run are presented after the locks, so then the locks are compared with them (`represent`).
+        let is_expected = self.target.reclaim.is_expected(self.session);
+        let may_present = |ino: Ino| self.may_present(ino) && (is_expected || self.has_open(ino));
+        let within = |at: &usize| may_present(locks[*at].ino);
         let (kept, mut lost): (Vec<usize>, Vec<usize>) = (0..locks.len()).partition(within);
         let presented: Vec<FileLockSpec> = kept.iter().map(|at| locks[*at]).collect();
-        let conflicting = self.target.coherence.file_locks.restore(self.session, &presented, converted);
+        // A conversion is carried out when all sessions have presented their locks. After that it is too late.
+        let converted = if self.is_recovering() { converted } else { &[] };
+        let converted: Vec<FileLockSpec> = converted.iter().filter(|lock| may_present(lock.ino)).copied().collect();
+        let conflicting = self.target.coherence.file_locks.restore(self.session, &presented, &converted);
         lost.extend(conflicting.into_iter().map(|at| kept[at as usize]));
         lost.sort_unstable();
         let lost: Vec<u32> = lost.into_iter().map(|at| at as u32).collect();
@@ -132,7 +151,7 @@ pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
 }
 
 /// Informs sessions about their requests, and checks waiting requests.
-fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+pub fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     for (session, number) in target.coherence.file_locks.take_news() {
         add(&worker.counters.file_lock_news, 1);
         worker.push(session, Push::FileLockNews { number });

@@ -97,7 +97,9 @@ impl<E: Env> Target<E> {
     async fn flush_unit(&self, object: ObjectId, unit: u64) -> Result<()> {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
         let _span = self.queues.spans.take(object, range, crate::zone_target::gate::Hold::Exclusive).await;
-        self.flush_held(object, range).await
+        let flushed = self.flush_held(object, range).await;
+        self.let_inodes_go();
+        flushed
     }
 
     /// Flushes what is delayed of a range. The caller has locked its blocks exclusively.
@@ -115,7 +117,8 @@ impl<E: Env> Target<E> {
         add(&self.counts.worker.flush_runs, runs.len() as u64);
         let whole = matches!(runs[..], [run] if run.len() == UNIT);
         add(&self.counts.worker.flushes_whole, u64::from(whole));
-        let follows = plans.iter().any(WritePlan::points_at_new_data) && !planted::is(Mistake::UnmarkedFlush);
+        let follows = plans.iter().any(|plan| self.data.borrow().follows_data(plan));
+        let follows = follows && !planted::is(Mistake::UnmarkedFlush);
         let order = match follows {
             true => Order::AfterData,
             false => Order::Plain,

@@ -1,5 +1,6 @@
 //! Locks that clients keep.
 
+use crate::session::rights::Touch;
 use crate::worker::request::RequestCx;
 use amphi_dlm::{GroupId, Growth, LockId, Mode};
 use amphi_env::Env;
@@ -36,8 +37,9 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Locked { lock: grant.id.0, range: grant.range })
     }
 
-    /// `Request::GroupLock`.
+    /// `Request::GroupLock`. It is never called back, so only a session that may write the file gets it.
     pub async fn group_lock(&self, object: ObjectId, group: u64, wait: bool, asked: Option<u64>) -> Result<Reply> {
+        self.check_object(object, Touch::Lock).await?;
         self.target.recovered().await;
         self.alive()?;
         let now_ns = self.worker.now_ns();

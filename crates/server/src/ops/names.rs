@@ -103,12 +103,49 @@ impl<E: Env> RequestCx<E> {
         two_phase::settle_names(&self.target, dir).await;
         // Inodes that cannot be read are listed without attributes.
         let _held = if plus { self.hold_listed(dir, cookie, max).await.ok() } else { None };
+        self.check_list(dir, cookie).await?;
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
         if plus && self.tree.is_none() && !self.target.coherence.tokens.on() {
             self.add_directories(&mut entries).await;
         }
         Ok(Reply::Entries { parent, entries, end })
+    }
+
+    /// Returns whether the user may list the directory from `cookie` on: by its permissions of now, or because this
+    /// request continues a listing that they allowed (`session::listed`). The first request for a further shard
+    /// continues the listing of the directory, which begins at the directory's own target.
+    ///
+    /// Errors: `Access`, `Stale`.
+    async fn check_list(&self, dir: Ino, cookie: u64) -> Result<()> {
+        self.alive()?;
+        let facts = self.target.meta.borrow().facts(dir)?;
+        if !facts.shards.is_empty() {
+            // Nothing is listed: the names lie in the shards.
+            return Ok(());
+        }
+        let known = (self.session, facts.directory(), self.cred.uid);
+        let allowed = perm::access(&self.cred, &facts, perm::Want::READ);
+        if allowed.is_ok() {
+            self.target.files.note_listed(known.0, known.1, known.2);
+            return Ok(());
+        }
+        if cookie == 0 || self.target.files.was_listed(known.0, known.1, known.2) {
+            return if cookie == 0 { allowed } else { Ok(()) };
+        }
+        if known.1.target() == self.target.id {
+            return allowed;
+        }
+        let question = TargetRequest::Listed { session: known.0, dir: known.1, uid: known.2 };
+        match self.worker.ask(known.1.target(), question).await? {
+            TargetReply::Outcome(true) => {
+                self.alive()?;
+                self.target.files.note_listed(known.0, known.1, known.2);
+                Ok(())
+            }
+            TargetReply::Outcome(false) => allowed,
+            _ => Err(Errno::Proto),
+        }
     }
 
     /// Holds the inodes that the listing shows, if some are not in memory. Whichever come to the directory afterwards
@@ -130,9 +167,6 @@ impl<E: Env> RequestCx<E> {
         let facts = meta.facts(dir)?;
         if !facts.shards.is_empty() {
             return Err(Errno::Remote);
-        }
-        if cookie == 0 {
-            perm::access(&self.cred, &facts, perm::Want::READ)?;
         }
         let parent = if cookie == 0 { Some(self.shown_parent(dir, meta.parent(dir)?)) } else { None };
         let (found, end) = meta.readdir(dir, cookie, (max as usize).clamp(1, ENTRIES_MAX))?;

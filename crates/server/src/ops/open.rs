@@ -13,7 +13,7 @@ use amphi_env::Env;
 use amphi_meta::MetaStore;
 use amphi_meta::perm::Want;
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_types::{Cred, Errno, Ino, ObjectId, Result, SessionId, TargetId, Timespec, TokenKey};
 use amphi_wire::keys::Squash;
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
 use amphi_zone::{Lsn, Order};
@@ -270,9 +270,12 @@ impl<E: Env> RequestCx<E> {
         let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
             let mut txn = Txn::default();
             let mut any = false;
+            let mut meta = target.meta.borrow_mut();
             for (ino, atime) in times {
-                any |= matches!(target.meta.borrow_mut().accessed(*ino, *atime, &mut txn), Ok(true));
+                // The time of an inode that cannot be read is lost.
+                any |= !meta.is_away(*ino) && matches!(meta.accessed(*ino, *atime, &mut txn), Ok(true));
             }
+            drop(meta);
             if any {
                 target.append(txn, Order::Plain);
             }
@@ -280,7 +283,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.coherence.tokens.on() {
             let (worker, target, session) = (self.worker.clone(), self.target.clone(), self.session);
             self.worker.env.spawn(async move {
-                let Ok(_here) = target.hold(times.iter().map(|(ino, _)| *ino)).await else { return };
+                let here = target.hold_readable(times.iter().map(|(ino, _)| *ino)).await;
                 let held = times.iter().map(|(ino, _)| (NameKey::Inode(*ino), Hold::Exclusive)).collect();
                 let _guard = target.queues.names.take(held).await;
                 if target.zone.reserve(0).await.is_err() {
@@ -291,6 +294,8 @@ impl<E: Env> RequestCx<E> {
                 let sent = || worker.send_revocations(&target);
                 let _changing = target.coherence.tokens.change(|| worker.now_ns(), session, keys, sent).await;
                 apply(&target, &times);
+                drop(here);
+                target.let_inodes_go();
             });
             return;
         }
@@ -323,12 +328,18 @@ impl<E: Env> RequestCx<E> {
     /// attributes.
     ///
     /// For a client whose users are mapped (`users`), only opens are accepted that one of these users could get now.
+    /// Locks that nobody calls back, of groups and of applications, are accepted on files that the session has open.
+    ///
+    /// Errors: `Io` if the session has ended meanwhile.
     pub async fn represent(
         &self,
         opens: Vec<(Ino, Access)>,
         locks: Vec<HeldLock>,
         users: Option<&Squash>,
     ) -> Result<Reply> {
+        // The check of the session's tree has waited, and the opens of a session that has ended would stay for ever.
+        self.alive()?;
+        let is_expected = self.target.reclaim.is_expected(self.session);
         // A repeated request must not wait for an operation that changes a file: that operation may wait for a lock
         // that was restored, and the mount gets no callback before it has this answer.
         let is_late = self.target.reclaim.begin_saying(self.session);
@@ -351,12 +362,23 @@ impl<E: Env> RequestCx<E> {
                     None => self.cred.uid == 0 || meta.check_open(&self.cred, ino, want).is_ok(),
                 }
             };
-            let opens = opens.into_iter().filter(|(ino, access)| may(*ino, *access));
+            // An open is refused if the inode cannot be read and has to be checked, or marked as spread again.
+            let is_checked = users.is_some() || self.cred.uid != 0;
+            let is_known = |ino: Ino, access: Access| !(meta.is_away(ino) && (is_checked || access.write));
+            let opens = opens.into_iter().filter(|(ino, access)| is_known(*ino, *access) && may(*ino, *access));
             for (ino, access) in opens.chain(kept) {
                 if meta.is_away(ino) || meta.inode(ino).is_ok() {
                     table.open(self.session, ino, access);
                 }
             }
+        }
+        self.target.reclaim.expect_no_more(self.session);
+        let access = |ino: Ino| self.target.files.access(self.session, ino);
+        if is_expected {
+            // They were presented before the opens.
+            let is_open = |ino: Ino| access(ino).is_some_and(|access| access.read || access.write);
+            self.target.coherence.file_locks.keep_only(self.session, is_open);
+            super::file_lock::tell(&self.worker, &self.target);
         }
         // This is done in the step in which the session becomes a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
@@ -370,7 +392,16 @@ impl<E: Env> RequestCx<E> {
                 };
                 let locks: Vec<_> =
                     locks.into_iter().map(|l| (owner(l.group), l.object, mode(l.mode), l.range)).collect();
-                let ids = self.target.coherence.locks.take_in(self.session, &locks);
+                // The target of the inode has presented opens of the session itself. A target of another stripe cannot
+                // ask it, because the session may be about to present its opens there.
+                let may_lock = |owner: Owner, object: ObjectId| match owner {
+                    Owner::Group(..) if object.ino.target() == self.target.id => {
+                        access(object.ino).is_some_and(|a| a.write)
+                    }
+                    Owner::Group(..) => is_expected,
+                    _ => true,
+                };
+                let ids = self.target.coherence.locks.take_in(self.session, &locks, may_lock);
                 self.worker.send_callbacks(&self.target);
                 ids
             }
@@ -396,8 +427,9 @@ impl<E: Env> RequestCx<E> {
     /// Marks files that have data on several targets as spread. Returns the last record of that, if any was not.
     fn spread_again(&self, inos: &[Ino]) -> Option<Lsn> {
         let mut meta = self.target.meta.borrow_mut();
-        let settled =
-            |meta: &MetaStore, ino| meta.inode(ino).is_ok_and(|i| i.objects.wide && !i.objects.spread && i.nlink > 0);
+        let settled = |meta: &MetaStore, ino| {
+            !meta.is_away(ino) && meta.inode(ino).is_ok_and(|i| i.objects.wide && !i.objects.spread && i.nlink > 0)
+        };
         let settled: Vec<Ino> = inos.iter().copied().filter(|ino| settled(&meta, *ino)).collect();
         let mut last = None;
         for some in settled.chunks(OPENS_A_STEP) {

@@ -14,6 +14,7 @@ pub(crate) mod accounts;
 pub(crate) mod counting;
 pub(crate) mod ledger;
 
+use self::counting::counted;
 use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
@@ -71,6 +72,15 @@ async fn ask_more<E: Env>(
     wanted: Amount,
     is_ahead: bool,
 ) -> Result<()> {
+    if !target.counts.quota.is_counted.get() {
+        // The ledger relies on the use that it is told.
+        let question = TargetRequest::Quota(QuotaRequest::IsLimited(account));
+        if let TargetReply::Share { number, share, .. } = worker.insist_ask(LEDGER, question).await? {
+            target.counts.quota.shares.borrow_mut().told(account, number, share, false, worker.now_ns());
+            return Ok(());
+        }
+        counted(worker, target).await?;
+    }
     let used = {
         let used = target.used(account);
         target.counts.quota.shares.borrow_mut().ask(account, used)
@@ -103,8 +113,8 @@ pub(super) async fn admit<E: Env>(
             return Ok(None);
         }
         target.counts.quota.end_reservations(worker.now_ns());
-        let admission =
-            target.counts.quota.shares.borrow().admit(owner, wanted, worker.now_ns(), |account| target.used(account));
+        let used = |account| target.used_at_most(account);
+        let admission = target.counts.quota.shares.borrow().admit(owner, wanted, worker.now_ns(), used);
         match admission {
             Admission::Yes => return Ok(Some(target.hold_share(owner, wanted))),
             Admission::Ask(account) if asked < ASKS_MAX => {
@@ -147,10 +157,13 @@ impl<E: Env> Drop for AdmittedInodes<E> {
 impl<E: Env> RequestCx<E> {
     /// The owner of an object, as far as this target knows it.
     fn owner_of(&self, object: ObjectId) -> Option<Owner> {
-        if object.ino.target() == self.target.id {
-            return self.target.meta.borrow().charged(object.ino).ok();
+        let meta = self.target.meta.borrow();
+        if object.ino.target() == self.target.id && !meta.is_away(object.ino) {
+            return meta.charged(object.ino).ok();
         }
-        let known = self.target.data.borrow().owner_of(object);
+        // An inode does not change its owner while it is away.
+        let known = meta.owner_away(object.ino).or_else(|| self.target.data.borrow().owner_of(object));
+        drop(meta);
         known.or_else(|| self.target.files.rights.borrow().get(object.ino, self.session).map(|right| right.owner))
     }
 
@@ -188,7 +201,7 @@ impl<E: Env> RequestCx<E> {
         let blocks = self.target.data.borrow().charge_of_write(object, range);
         let Some(owner) = self.owner_of(object).filter(|_| blocks > 0) else { return true };
         let wanted = Amount { blocks, inodes: 0 };
-        let used = |account| self.target.used(account);
+        let used = |account| self.target.used_at_most(account);
         shares.admit(owner, wanted, self.worker.now_ns(), used) == Admission::Yes
     }
 
@@ -275,8 +288,11 @@ impl<E: Env> RequestCx<E> {
                 while worker.insist(other, TargetRequest::SetOwner(ino, told)).await.is_ok() {
                     // This message may have arrived behind one about a later owner.
                     let Some(target) = target.upgrade() else { return };
-                    let Ok(_held) = target.hold([ino]).await else { return };
-                    match target.meta.borrow().charged(ino) {
+                    let Ok(held) = target.hold([ino]).await else { return };
+                    let now = target.meta.borrow().charged(ino);
+                    drop(held);
+                    target.let_inodes_go();
+                    match now {
                         Ok(now) if now != told => told = now,
                         _ => return,
                     }
@@ -297,7 +313,7 @@ impl<E: Env> RequestCx<E> {
         // The amount that mounts may accept until they are informed, and may have under way.
         let margin = 2 * Nearness::FAR_BLOCKS * self.target.sessions.count().max(1) as u64;
         let shares = self.target.counts.quota.shares.borrow();
-        let (nearness, account) = shares.nearness(owner, margin, |account| self.target.used(account));
+        let (nearness, account) = shares.nearness(owner, margin, |account| self.target.used_at_most(account));
         drop(shares);
         if let (Nearness::Near, Some(account)) = (nearness, account) {
             ask_ahead(&self.worker, &self.target, account, margin);

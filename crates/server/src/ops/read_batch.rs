@@ -100,6 +100,7 @@ impl<E: Env> RequestCx<E> {
         if parts.is_empty() || parts.len() > BATCH_PARTS_MAX {
             return Err(Errno::Inval);
         }
+        self.check_read(dir)?;
         let counters = &self.worker.counters;
         let asked = Asked { dir, bytes_max: u64::from(bytes_max).min(BATCH_BYTES_MAX as u64), tokens };
         let mut found = Found { files: vec![Err(Errno::Again); parts.len()], ..Found::default() };
@@ -134,7 +135,10 @@ impl<E: Env> RequestCx<E> {
     fn add_part(&self, asked: &Asked, index: usize, part: &ReadPart, lock: Lock, found: &mut Found) {
         assert!(found.bytes <= BATCH_BYTES_MAX as u64, "{} bytes in an answer to a batch", found.bytes);
         let room = BATCH_BYTES_MAX as u64 - found.bytes;
-        let opened = self.open_ahead(asked, part, room, lock);
+        let opened = match self.check_read(part.ino) {
+            Ok(()) => self.open_ahead(asked, part, room, lock),
+            Err(unread) => Err(unread.into()),
+        };
         found.files[index] = match opened {
             Ok((file, read)) => {
                 if let Some((plan, span)) = read {

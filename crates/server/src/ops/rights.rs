@@ -43,7 +43,7 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
     if inode.kind != Kind::File {
         return Err(Errno::Inval);
     }
-    let access = target.files.open.borrow().access(session, ino);
+    let access = target.files.access(session, ino);
     match access {
         Some(access) => Ok(Right { access, wide: inode.objects.wide, layout: inode.layout, owner: inode.charged() }),
         None if target.reclaim.is_pending(session) => Err(Errno::Again),
@@ -97,8 +97,8 @@ impl<E: Env> RequestCx<E> {
     }
 
     fn check_here(&self, object: ObjectId, touch: Touch) -> Result<()> {
-        let access = self.target.files.open.borrow().access(self.session, object.ino);
-        if object.stripe == 0 && access.is_some_and(|a| a.write || touch == Touch::Look) {
+        let access = self.target.files.access(self.session, object.ino);
+        if object.stripe == 0 && access.is_some_and(|a| touch.is_allowed_by(a)) {
             return Ok(());
         }
         let right = right_of(&self.target, object.ino, self.session)?;

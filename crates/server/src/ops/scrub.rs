@@ -50,6 +50,7 @@ impl<E: Env> Target<E> {
         let held = self.hold([object.ino]).await?;
         let is_asked = self.asked_of(object).unwrap_or_default().are_made(self.storage.verifier.is_on());
         drop(held);
+        self.let_inodes_go();
         let adopts = is_asked && self.zone.reserve(ITEM_BYTES).await.is_ok();
         let _span = self.queues.spans.take(object, range, Hold::Shared).await;
         let end = (object, block + blocks);

@@ -67,7 +67,8 @@ impl<E: Env> RequestCx<E> {
         match reach_of(op, &tree) {
             Reach::Beyond => return Err(Errno::Perm),
             Reach::Inodes(inos) => {
-                for ino in inos {
+                // A part of a request whose inode cannot be read fails in any case.
+                for ino in inos.into_iter().filter(|ino| self.check_read(*ino).is_ok()) {
                     match self.project_of(ino).await {
                         Ok(project) if tree.has(project) => {}
                         // If the inode's target cannot be reached, the answer contains nothing of the inode.
@@ -82,9 +83,11 @@ impl<E: Env> RequestCx<E> {
         Ok(())
     }
 
+    /// Returns whether an inode of this target is in the tree. One that cannot be read is not.
     fn is_within_here(&self, ino: Ino) -> bool {
-        let owner = self.target.meta.borrow().charged(ino);
-        self.tree.is_none_or(|tree| owner.is_ok_and(|owner| tree.has(owner.project)))
+        let meta = self.target.meta.borrow();
+        let is_in = |tree: Tree| !meta.is_away(ino) && meta.charged(ino).is_ok_and(|owner| tree.has(owner.project));
+        self.tree.is_none_or(is_in)
     }
 
     /// A close of a file that was opened before the key was bound to the tree brings no access time forward.

@@ -1,8 +1,10 @@
 //! `OpenFiles`: which inodes of a target are open, and for which sessions.
 //!
-//! Owns: open inodes and the records that belong to them: rights of sessions on stripes, opens on behalf of other
-//! targets, and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
+//! Owns: open inodes and the records that belong to them: rights of sessions on stripes, directories that sessions
+//! list, opens on behalf of other targets, and opens of sessions that have not reconnected yet. Does not own: the rules
+//! of opening (`ops::open`).
 
+use crate::session::listed::Listed;
 use crate::session::opens::Opens;
 use crate::session::rights::Rights;
 use amphi_types::{Ino, SessionId, TargetId};
@@ -20,6 +22,8 @@ pub struct OpenFiles {
     pub open: RefCell<Opens>,
     /// The rights of sessions on stripes on this target that belong to files of other targets.
     pub rights: RefCell<Rights>,
+    /// Directories that sessions have been allowed to list.
+    listed: RefCell<Listed>,
     /// The last open for each slot: number of the request, inode.
     opened_for: RefCell<BTreeMap<OpenSlot, (u64, Ino)>>,
     /// Opens for sessions of an earlier run that had not presented their open files yet.
@@ -30,6 +34,21 @@ impl OpenFiles {
     /// Including what an earlier run has promised.
     pub fn of(opens: Opens) -> OpenFiles {
         OpenFiles { open: RefCell::new(opens), ..OpenFiles::default() }
+    }
+
+    /// The access for which a session has an inode open, or had it open lately.
+    pub fn access(&self, session: SessionId, ino: Ino) -> Option<Access> {
+        self.open.borrow().access(session, ino)
+    }
+
+    /// Called when a user of the session has been allowed to list a directory.
+    pub fn note_listed(&self, session: SessionId, dir: Ino, uid: u32) {
+        self.listed.borrow_mut().note(session, dir, uid);
+    }
+
+    /// Returns whether a user of the session was allowed to list a directory.
+    pub fn was_listed(&self, session: SessionId, dir: Ino, uid: u32) -> bool {
+        self.listed.borrow().has(session, dir, uid)
     }
 
     /// Returns whether the last open for a slot was that of request `seq`, and of this inode.
@@ -70,6 +89,7 @@ impl OpenFiles {
     pub fn end_session(&self, session: SessionId) -> Vec<Ino> {
         let touched = self.open.borrow_mut().drop_session(session);
         self.rights.borrow_mut().forget_session(session);
+        self.listed.borrow_mut().end_session(session);
         self.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
         self.early.borrow_mut().retain(|(s, _, _)| *s != session);
         touched

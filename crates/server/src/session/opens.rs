@@ -1,7 +1,11 @@
 //! `Opens`: which sessions have which inodes of a target open.
 //!
-//! Owns: counts per inode and session, in memory. Clients present them again after a restart. Does not own: the
-//! consequences of the last close (`ops::open`).
+//! Owns: counts per inode and session, in memory, and what sessions have closed lately. Clients present them again
+//! after a restart. Does not own: the consequences of the last close (`ops::open`).
+//!
+//! Invariant: what a session may do with a file (`access`) follows only from opens that this target has granted. A
+//! close ends an open of exactly the access that it names. A close that names an access without such an open ends
+//! nothing, and gives no right.
 //!
 //! An open that an earlier run promised, and whose answer may still be requested again, is kept under its slot
 //! (`slots`) and counted here like any other.
@@ -10,10 +14,37 @@ use amphi_types::{Ino, SessionId};
 use amphi_wire::Access;
 use std::collections::{BTreeMap, VecDeque};
 
+/// Opens of one inode by one session, by their access.
 #[derive(Clone, Copy, Default)]
 struct Count {
-    all: u64,
-    writing: u64,
+    /// Opens without access (`O_PATH`, and inodes that a mount only holds).
+    bare: u32,
+    reading: u32,
+    writing: u32,
+    both: u32,
+}
+
+impl Count {
+    fn of(&mut self, access: Access) -> &mut u32 {
+        match (access.read, access.write) {
+            (false, false) => &mut self.bare,
+            (true, false) => &mut self.reading,
+            (false, true) => &mut self.writing,
+            (true, true) => &mut self.both,
+        }
+    }
+
+    fn all(&self) -> u64 {
+        [self.bare, self.reading, self.writing, self.both].into_iter().map(u64::from).sum()
+    }
+
+    fn writes(&self) -> bool {
+        self.writing > 0 || self.both > 0
+    }
+
+    fn access(&self) -> Access {
+        Access { read: self.reading > 0 || self.both > 0, write: self.writes() }
+    }
 }
 
 /// Number of closes for which a target remembers that there was an open. A read that was sent before the close may
@@ -33,8 +64,8 @@ impl Opens {
     /// The session opens the inode once more.
     pub fn open(&mut self, session: SessionId, ino: Ino, access: Access) {
         let count = self.inodes.entry(ino).or_default().entry(session).or_default();
-        count.all += 1;
-        count.writing += u64::from(access.write);
+        let count = count.of(access);
+        *count = count.saturating_add(1);
     }
 
     /// All open inodes.
@@ -42,26 +73,24 @@ impl Opens {
         self.inodes.keys().copied()
     }
 
-    /// Called when one open of the session ends. Returns false if the session had no such open: its server was
-    /// restarted, and the client did not present the open again.
+    /// Called when one open of the session ends. Returns false, and does nothing, if the session has no open of this
+    /// access: its server was restarted, and the client did not present the open again, or the client names an access
+    /// that it never had.
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
-        assert!(
-            count.all > 0 && count.writing <= count.all,
-            "{ino}: a session has {} opens, {} of them for writing",
-            count.all,
-            count.writing
-        );
-        count.all = count.all.saturating_sub(1);
-        count.writing = count.writing.saturating_sub(u64::from(access.write)).min(count.all);
-        if count.all == 0 {
+        let opens = count.of(access);
+        let Some(fewer) = opens.checked_sub(1) else { return false };
+        *opens = fewer;
+        if count.all() == 0 {
             sessions.remove(&session);
         }
         if sessions.is_empty() {
             self.inodes.remove(&ino);
         }
-        self.note_closed(session, ino, access);
+        if access.read || access.write {
+            self.note_closed(session, ino, access);
+        }
         true
     }
 
@@ -83,20 +112,20 @@ impl Opens {
         assert!(self.closed.len() <= CLOSED_MAX, "{} closed files are noted, at most {CLOSED_MAX}", self.closed.len());
     }
 
-    /// The access for which a session has an inode open, or had it open lately. Only closed files record whether they
-    /// were open for reading, because any open permits reading here.
+    /// The access for which a session has an inode open, or had it open lately. An open without access gives no right
+    /// to data, only that the inode exists.
     pub fn access(&self, session: SessionId, ino: Ino) -> Option<Access> {
-        let open = self.inodes.get(&ino).and_then(|s| s.get(&session)).map(|c| c.writing > 0);
-        let closed = self.closed.get(&(ino, session)).map(|a| a.write);
-        let write = open.into_iter().chain(closed).reduce(|a, b| a || b)?;
-        Some(Access { read: true, write })
+        let open = self.inodes.get(&ino).and_then(|s| s.get(&session)).map(Count::access);
+        let closed = self.closed.get(&(ino, session)).copied();
+        let both = |a: Access, b: Access| Access { read: a.read || b.read, write: a.write || b.write };
+        open.into_iter().chain(closed).reduce(both)
     }
 
     /// Ends the last opens of an inode: `opens` of this session. Returns false, and does nothing, if there are other
     /// opens.
     pub fn close_last(&mut self, session: SessionId, ino: Ino, opens: u64) -> bool {
         let last = match self.inodes.get(&ino) {
-            Some(sessions) => sessions.len() == 1 && sessions.get(&session).is_some_and(|c| c.all == opens),
+            Some(sessions) => sessions.len() == 1 && sessions.get(&session).is_some_and(|c| c.all() == opens),
             None => opens == 0,
         };
         if last {
@@ -112,17 +141,17 @@ impl Opens {
 
     /// Returns whether any session has the inode open for writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
-        self.inodes.get(&ino).is_some_and(|s| s.values().any(|c| c.writing > 0))
+        self.inodes.get(&ino).is_some_and(|s| s.values().any(Count::writes))
     }
 
     /// Returns whether the session has the inode open for writing.
     pub fn is_writer(&self, session: SessionId, ino: Ino) -> bool {
-        self.inodes.get(&ino).is_some_and(|s| s.get(&session).is_some_and(|c| c.writing > 0))
+        self.inodes.get(&ino).is_some_and(|s| s.get(&session).is_some_and(Count::writes))
     }
 
     /// Returns whether a session other than this has the inode open for writing.
     pub fn has_other_writer(&self, session: SessionId, ino: Ino) -> bool {
-        self.inodes.get(&ino).is_some_and(|s| s.iter().any(|(other, c)| *other != session && c.writing > 0))
+        self.inodes.get(&ino).is_some_and(|s| s.iter().any(|(other, c)| *other != session && c.writes()))
     }
 
     /// Returns whether a session other than this has the inode open.
@@ -174,5 +203,35 @@ mod tests {
         assert!(!opens.is_open(ino) && !opens.close(a, ino, r));
         opens.open(a, ino, w);
         assert!(opens.close_last(a, ino, 1) && !opens.is_open(ino));
+    }
+    /// Goal: a session has the access of the opens that it has or lately had, whatever its closes claim. Method: closes
+    /// that name another access than the open, in each combination.
+    #[test]
+    fn a_close_gives_no_access() {
+        let (s, ino) = (SessionId(1), Ino(5));
+        let all = [(false, false), (true, false), (false, true), (true, true)];
+        let all = all.map(|(read, write)| Access { read, write });
+        for had in all {
+            for claimed in all {
+                let mut opens = Opens::default();
+                opens.open(s, ino, had);
+                assert_eq!(opens.close(s, ino, claimed), had == claimed, "{had:?} {claimed:?}");
+                let is_left = had != claimed || had != all[0];
+                assert_eq!(opens.access(s, ino), is_left.then_some(had), "{had:?} {claimed:?}");
+                assert_eq!(
+                    (opens.is_open(ino), opens.is_writer(s, ino)),
+                    match had == claimed {
+                        true => (false, false),
+                        false => (true, had.write),
+                    }
+                );
+            }
+        }
+        let mut opens = Opens::default();
+        opens.open(s, ino, all[1]);
+        opens.open(s, ino, all[2]);
+        assert_eq!(opens.access(s, ino), Some(all[3]), "opens add up");
+        assert!(!opens.close(s, ino, all[3]), "an open for both is something else");
+        assert_eq!(opens.count(s), 1);
     }
 }

@@ -146,17 +146,26 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
     }
 }
 
-/// The inodes whose attributes a request may need because it names them.
-pub fn named_by(op: &Request) -> SmallVec<[Ino; 2]> {
+/// The inodes whose attributes a request may need because it names them. `is_checked`: the session is bound to a tree,
+/// or is not the superuser's, so that permissions are checked of what it presents.
+///
+/// Locks need no attributes, except those of groups, which only a session gets that has the right to the object.
+pub fn named_by(op: &Request, is_checked: bool) -> SmallVec<[Ino; 2]> {
     match op {
         Request::SetAttr { ino, .. } | Request::Close { ino, .. } => SmallVec::from_slice(&[*ino]),
         Request::CloseBatch { closes } => closes.iter().map(|(ino, ..)| *ino).collect(),
-        Request::Represent { opens, .. } | Request::RepresentFor { opens, .. } => {
-            opens.iter().map(|(ino, _)| *ino).collect()
+        Request::RepresentFor { opens, .. } => opens.iter().map(|(ino, _)| *ino).collect(),
+        // A file that is open for writing may have to be marked as spread again.
+        Request::Represent { opens, .. } => {
+            opens.iter().filter(|(_, access)| is_checked || access.write).map(|(ino, _)| *ino).collect()
         }
-        Request::RepresentFileLocks { locks, converted } => {
+        Request::RepresentFileLocks { locks, converted } if is_checked => {
             locks.iter().map(|lock| lock.ino).chain(converted.iter().map(|lock| lock.ino)).collect()
         }
+        Request::LockEnqueue { .. }
+        | Request::GroupWanted { .. }
+        | Request::FileLockSet { .. }
+        | Request::FileLockTest { .. } => SmallVec::new(),
         op => match reach_of(op, &Tree { root: Ino::ROOT, project: 0 }) {
             Reach::Inodes(inos) => inos,
             Reach::Own | Reach::Presented | Reach::Beyond => SmallVec::new(),

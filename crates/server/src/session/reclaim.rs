@@ -6,7 +6,9 @@
 //!
 //! A session is *pending* until it has presented its opens, or has ended. A session is *eligible* as long as no other
 //! session can have got its locks. It is *done* once it has presented its state. If it presents it again because the
-//! answer was lost, nothing was granted to others meanwhile.
+//! answer was lost, nothing was granted to others meanwhile. It is *expected* until it has presented its opens for the
+//! first time, also if others did not wait for it: until then its locks are accepted although this run knows no open of
+//! it.
 //!
 //! Bound: the sessions of the earlier run.
 
@@ -26,6 +28,8 @@ pub struct Reclaim {
     eligible: RefCell<BTreeSet<SessionId>>,
     /// Sessions that have presented their state in time, or late and with all consequences completed.
     done: RefCell<BTreeSet<SessionId>>,
+    /// Sessions of the earlier run that have not presented their opens in this one, and have not ended.
+    expected: RefCell<BTreeSet<SessionId>>,
     /// How often sessions have presented their state.
     said: Cell<u64>,
 }
@@ -37,7 +41,8 @@ impl Reclaim {
         Reclaim {
             pending: RefCell::new(sessions.clone()),
             waiting: RefCell::default(),
-            eligible: RefCell::new(sessions),
+            eligible: RefCell::new(sessions.clone()),
+            expected: RefCell::new(sessions),
             done: RefCell::default(),
             said: Cell::default(),
         }
@@ -56,6 +61,16 @@ impl Reclaim {
     /// All such sessions.
     pub fn pending(&self) -> Vec<SessionId> {
         self.pending.borrow().iter().copied().collect()
+    }
+
+    /// Returns whether a session of the earlier run has yet to present its opens for the first time.
+    pub fn is_expected(&self, session: SessionId) -> bool {
+        self.expected.borrow().contains(&session)
+    }
+
+    /// Called when a session has presented its opens, or has ended.
+    pub fn expect_no_more(&self, session: SessionId) {
+        self.expected.borrow_mut().remove(&session);
     }
 
     /// Waits until every session has presented its opens, or has ended.
@@ -138,7 +153,9 @@ mod tests {
         reclaim.wake();
         assert!(wait.as_mut().now_or_never().is_none());
         reclaim.forget(b);
-        assert!(reclaim.settle(b));
+        assert!(reclaim.settle(b) && reclaim.is_expected(b), "it may still come back");
+        reclaim.expect_no_more(b);
+        assert!(!reclaim.is_expected(b) && reclaim.is_expected(a) && !reclaim.is_expected(SessionId(3)));
         reclaim.wake();
         assert!(wait.now_or_never().is_some() && reclaim.is_over());
         assert!(reclaim.begin_saying(b) && reclaim.begin_saying(b) && !reclaim.is_eligible(b));

@@ -15,10 +15,20 @@ const RIGHTS_MAX: usize = 65_536;
 /// The kind of access of a request to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// The request reads the object. Any open permits that, because a mount reads pages around what is written.
+    /// The request reads the object: needs an open for reading or for writing. A mount that writes a part of a block
+    /// reads the block first, so an open for writing only permits reading too. An open without access does not.
     Look,
     /// The request changes the object: needs an open for writing.
     Change,
+    /// The request locks all others out of the object, which need not exist yet: needs an open for writing.
+    Lock,
+}
+
+impl Touch {
+    /// Returns whether a session that has a file open with this access may do that.
+    pub fn is_allowed_by(self, access: Access) -> bool {
+        access.write || (access.read && self == Touch::Look)
+    }
 }
 
 /// The rights of a session on the stripes of a file, as the inode's target has answered.
@@ -37,7 +47,7 @@ pub struct Right {
 impl Right {
     /// Returns whether the session may access the object, which has to be on target `here`.
     pub fn allows(&self, object: ObjectId, here: TargetId, touch: Touch) -> bool {
-        self.lies(object, here) && (touch == Touch::Look || (self.access.write && self.wide))
+        self.lies(object, here) && touch.is_allowed_by(self.access) && (touch != Touch::Change || self.wide)
     }
 
     fn lies(&self, object: ObjectId, here: TargetId) -> bool {

@@ -12,9 +12,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
 
 /// A part at `offset` with its bytes.
-type Part = (BatchPart, Buf);
+pub(super) type Part = (BatchPart, Buf);
 
-fn part(ino: Ino, seed: u8, offset: u64, len: usize) -> Part {
+pub(super) fn part(ino: Ino, seed: u8, offset: u64, len: usize) -> Part {
     let object = ObjectId { ino, stripe: 0 };
     (
         BatchPart {
@@ -36,7 +36,7 @@ fn joined(parts: &[Part]) -> (Vec<BatchPart>, Buf) {
 }
 
 impl Client {
-    async fn batch(&self, parts: &[Part]) -> Result<Vec<Result<()>>> {
+    pub(super) async fn batch(&self, parts: &[Part]) -> Result<Vec<Result<()>>> {
         let (parts, payload) = joined(parts);
         match self.ask(Request::WriteBatch { parts }, Some(payload)).await.0? {
             Reply::WrittenBatch(results) => Ok(results),

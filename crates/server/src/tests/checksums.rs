@@ -171,6 +171,29 @@ fn flipped_bits(seed: u64) {
     });
 }
 
+/// Goal: a truncate that fails because the block at the new end is damaged changes nothing, also if the file has more
+/// extents than fit into one record. Method: one more extent behind that block than one record holds.
+#[test]
+fn a_truncate_that_fails_changes_nothing() {
+    run(&place(421, &[]), async |place, c| {
+        let f = file(c, "f").await;
+        let extents = crate::zone_target::EXTENTS_A_RECORD as u64 + 100;
+        for i in 0..extents {
+            put(c, f, 7, 2 * i * BLOCK, (2 * i + 1) * BLOCK).await.unwrap();
+        }
+        let (_, first) = blocks(c, f).await[0];
+        flip(place, first + 3, 1);
+        let cut = SetAttr { size: Some(100), ..SetAttr::default() };
+        assert_eq!(c.inode(Request::SetAttr { ino: f, set: cut }).await.map(drop), Err(Errno::Io));
+        for i in [1, extents / 2, extents - 2, extents - 1] {
+            let range = ByteRange::at(2 * i * BLOCK, BLOCK);
+            assert_eq!(get(c, f, range).await, Ok(bytes(7, range.start, BLOCK as usize).to_vec()), "block {i}");
+        }
+        let cut = SetAttr { size: Some(BLOCK), ..SetAttr::default() };
+        assert_eq!(c.inode(Request::SetAttr { ino: f, set: cut }).await.map(|v| v.attr.size), Ok(BLOCK));
+    });
+}
+
 /// Goal: Promise S24: no byte of a block in which a bit has changed is served, and a change of other bytes of the block
 /// does not give it a new checksum. All other blocks are served. Overwriting the block or removing the file ends the
 /// damage. Method: the same for bytes written through and for bytes from memory, and then without comparing checksums.

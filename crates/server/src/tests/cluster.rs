@@ -8,6 +8,7 @@ mod keys;
 mod lost_power;
 mod mounts;
 mod placement;
+mod quota;
 mod sweep;
 mod tunables;
 

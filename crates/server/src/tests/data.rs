@@ -12,7 +12,7 @@ pub(super) fn bytes(seed: u8, offset: u64, len: usize) -> Buf {
 }
 
 impl Client {
-    async fn write(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<()> {
+    pub(super) async fn write(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<()> {
         self.write_and_hear(object, offset, generation, payload).await.map(drop)
     }
 

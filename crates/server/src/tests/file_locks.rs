@@ -61,7 +61,11 @@ where
         for i in 0.. {
             let dir = a.mkdir(Ino::ROOT, &format!("d{i}")).await.expect("mkdir");
             if files.iter().all(|f: &Ino| f.target() != dir.target()) {
-                files.push(a.create(dir, "f").await.expect("create"));
+                let f = a.create(dir, "f").await.expect("create");
+                for client in [&a, &b] {
+                    client.call(Request::Open { ino: f, access: RW, exec: false }).await.expect("opened");
+                }
+                files.push(f);
             }
             if files.len() == 2 {
                 break;
@@ -176,6 +180,7 @@ fn locks_over_a_restart() {
             let held = posix(f, 1, W, 0, 10);
             assert_eq!(a.set(held, 1, false).await, Ok(true));
             assert_eq!(b.set(posix(f, 1, W, 10, 20), 1, false).await, Ok(true));
+            a.held.opens.borrow_mut().push((f, RW));
             a.held.file_locks.borrow_mut().push(held);
             drop(server);
             place.sim.crash("server", CrashKind::Process);
@@ -224,6 +229,8 @@ fn conversions_without_an_answer() {
             let f = a.create(Ino::ROOT, "f").await.unwrap();
             let b = place.client(2).await.unwrap();
             assert_eq!(a.set(posix(f, 1, W, 0, 10), 1, false).await, Ok(true));
+            a.held.opens.borrow_mut().push((f, RW));
+            b.held.opens.borrow_mut().push((f, RW));
             a.held.converted.borrow_mut().push(posix(f, 1, W, 0, 10));
             a.held.file_locks.borrow_mut().push(posix(f, 1, R, 0, 10));
             if was_converted {

@@ -1,9 +1,12 @@
 //! Inodes that are not in the memory of the server.
 
+use super::batch::part;
+use super::locks::{ask, counter, locked, make};
 use super::*;
 use crate::planted::{Mistake, plant};
 use amphi_env::sim::{CrashKind, DiskOpKind};
-use amphi_types::{SetAttr, layout};
+use amphi_types::{ByteRange, SetAttr, layout};
+use amphi_wire::{FileLockFamily, FileLockOwner, LockExtent, LockMode, ReadPart};
 use futures_util::future::{join, join3};
 
 /// A small deterministic generator.
@@ -192,7 +195,7 @@ fn inodes_are_what_was_set() {
 }
 
 /// Fills the log of target 0 until a checkpoint has put the inodes of `files` into a segment.
-async fn fill_log(place: &Place, c: &Client, file: Ino) {
+pub(super) async fn fill_log(place: &Place, c: &Client, file: Ino) {
     for n in 0..30 {
         let (value, mode) = (vec![n; 40_000], amphi_wire::XattrMode::Set);
         c.call(Request::SetXattr { ino: file, name: b"user.a".to_vec(), value, mode }).await.unwrap();
@@ -274,4 +277,184 @@ fn an_unreadable_inode_is_an_error() {
         }
         c.unlink(Ino::ROOT, "f1").await.unwrap();
     });
+}
+
+/// From now on the disk refuses reads, or takes them again.
+pub(super) fn refuse_reads(place: &Place, on: bool) {
+    let is_read = move |kind| on && kind == DiskOpKind::Read;
+    place.sim.on_disk_op("server", move |op| is_read(op.kind).then_some(std::io::ErrorKind::Other));
+}
+
+/// Opens that sessions have.
+async fn opens(c: &Client) -> u64 {
+    let Ok(Reply::Status { sessions, .. }) = c.call(Request::Status).await else { panic!("status") };
+    sessions.iter().map(|session| session.opens).sum()
+}
+
+/// Goal: an inode that cannot be read is an error for its own part of a request, and not for the other files that the
+/// request names: other parts of batches are written and opened, all files of the request are closed, and a session
+/// that presents its state after a restart loses only the open for writing of that file. Opens for reading need no
+/// inode. Method: the inode of one file is on the disk, which refuses reads, and that of another is in the log, whose
+/// items are in memory.
+#[test]
+fn an_unreadable_inode_fails_its_own_part_only() {
+    let mut place = Place::new(729, 1, 1);
+    place.config.inodes_bytes = Some(0);
+    let story = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let mut files = Vec::new();
+        for n in 0..30 {
+            files.push(c.create(Ino::ROOT, &format!("f{n}")).await.unwrap());
+        }
+        fill_log(&place, &c, files[0]).await;
+        let (lost, good) = (files[1], files[2]);
+        let reading = Access { read: true, write: false };
+        let opened = [(lost, RW), (good, RW), (files[3], reading)];
+        let open_all = async || {
+            for (ino, access) in opened {
+                c.call(Request::Open { ino, access, exec: false }).await.unwrap();
+            }
+        };
+        open_all().await;
+        let set = SetAttr { perm: Some(0o640), ..SetAttr::default() };
+        c.call(Request::SetAttr { ino: good, set }).await.unwrap();
+        refuse_reads(&place, true);
+        assert_eq!((c.stat(lost).await.map(drop), c.stat(good).await.map(drop)), (Err(Errno::Io), Ok(())));
+        let write = async || c.batch(&[part(lost, 1, 0, 4096), part(good, 2, 0, 4096)]).await;
+        assert_eq!(write().await, Ok(vec![Err(Errno::Io), Ok(())]));
+
+        let ahead = |text: &str, ino| ReadPart { name: name(text), ino, data: false };
+        let parts = vec![ahead("f1", lost), ahead("f2", good)];
+        let op = Request::ReadBatch { dir: Ino::ROOT, parts, bytes_max: 4096, ask_back: false, tokens: false };
+        let Ok(Reply::FilesAhead(found)) = c.call(op).await else { panic!("files") };
+        assert_eq!((found[0].clone().map(drop), found[1].clone().map(drop)), (Err(Errno::Io), Ok(())));
+
+        let atime = Some(Timespec { sec: 3_000_000_000, nsec: 0 });
+        let (to_lost, to_good) = ((lost, RW, atime), (good, RW, atime));
+        let closes = vec![to_lost, to_good, (good, reading, None), (files[3], reading, None)];
+        assert_eq!((opens(&c).await, c.call(Request::CloseBatch { closes }).await), (3, Ok(Reply::Done)));
+        assert_eq!(opens(&c).await, 0, "all are closed");
+        assert_eq!(c.stat(good).await.unwrap().atime, atime.unwrap());
+
+        refuse_reads(&place, false);
+        open_all().await;
+        c.held.opens.borrow_mut().extend(opened);
+        let owner = FileLockOwner { family: FileLockFamily::Posix, id: 1 };
+        let lock = FileLockSpec { ino: good, owner, pid: 1, mode: LockMode::Write, range: ByteRange::ALL };
+        c.held.file_locks.borrow_mut().extend([FileLockSpec { ino: files[3], ..lock }, lock]);
+        c.held.pause.set(Duration::from_secs(1));
+        place.sim.crash("server", CrashKind::Process);
+        drop(server);
+        let server = place.start().await.unwrap();
+        refuse_reads(&place, true);
+        c.call(Request::StatFs).await.unwrap();
+        assert_eq!((c.held.restarts.get(), opens(&c).await), (1, 2), "the session goes on without one open");
+        c.opens.set(false);
+        assert_eq!(write().await, Ok(vec![Err(Errno::Io), Ok(())]));
+        refuse_reads(&place, false);
+        assert_eq!(write().await, Ok(vec![Err(Errno::BadFd), Ok(())]));
+        drop(server);
+    };
+    place.sim.block_on(story).expect("no deadlock");
+}
+
+/// Goal: a request that waits for a lock for long keeps no inode in memory. Method: a session waits for a lock that
+/// another does not give back, while many files are made in little memory.
+#[test]
+fn a_waiting_lock_keeps_no_inode() {
+    let mut place = Place::new(730, 1, 1);
+    place.config.inodes_bytes = Some(20_000);
+    let story = async {
+        let server = place.start().await.unwrap();
+        let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+        let made = c.call(make("f")).await;
+        let Ok(Reply::Made { inode, lock: Some(held), .. }) = made else { panic!("{made:?}") };
+        let file = inode.attr.ino;
+        other.call(Request::Open { ino: file, access: RW, exec: false }).await.unwrap();
+        let lock = ask(ObjectId { ino: file, stripe: 0 }, LockMode::Write, 0, 4096, LockExtent::Exact);
+        c.held.deaf.set(true);
+        let waiting = async {
+            let (_, range) = locked(&other, lock).await;
+            assert_eq!(range.start, 0);
+        };
+        let making = async {
+            for n in 0..4000 {
+                c.call(Request::Make {
+                    dir: Ino::ROOT,
+                    name: name(&format!("f{n}")),
+                    make: Make::File { open: None, exclusive: true },
+                    perm: 0o600 + n % 8,
+                    umask: 0,
+                })
+                .await
+                .unwrap();
+            }
+            assert!(counter(&c, "inodes_away").await > 0, "inodes leave memory");
+            c.call(Request::LockCancel { locks: vec![held] }).await.unwrap();
+        };
+        join(waiting, making).await;
+        drop(server);
+    };
+    place.sim.block_on(story).expect("no deadlock");
+}
+
+/// Goal: a request that names inodes of many blocks reads them at the same time. Method: files of eight blocks are
+/// closed with access times in one request, on a disk where each read takes the same time; and one file alone.
+#[test]
+fn blocks_of_inodes_are_read_at_the_same_time() {
+    let sim = SimConfig { disk_ns: 5_000_000..5_000_001, ..SimConfig::default() };
+    let mut place = Place::with_sim(732, 1, 1, sim);
+    place.config.inodes_bytes = Some(0);
+    let story = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let mut files = Vec::new();
+        for n in 0..600 {
+            files.push(c.create(Ino::ROOT, &format!("f{n}")).await.unwrap());
+        }
+        fill_log(&place, &c, files[0]).await;
+        let atime = Some(Timespec { sec: 3_000_000_000, nsec: 0 });
+        let took_ns = async |files: Vec<Ino>| {
+            let begun = place.sim.node("client").now().0;
+            let closes = files.into_iter().map(|ino| (ino, RW, atime)).collect();
+            c.call(Request::CloseBatch { closes }).await.unwrap();
+            place.sim.node("client").now().0 - begun
+        };
+        let one = took_ns(vec![files[100]]).await;
+        let all = took_ns((1..9).map(|block| files[64 * block]).collect()).await;
+        assert!(one >= 5_000_000 && all < 3 * one, "{all} ns for eight blocks, {one} ns for one");
+        drop(server);
+    };
+    place.sim.block_on(story).expect("no deadlock");
+}
+
+/// Goal: an operation over two targets that is decided is carried out although the disk refuses reads from the decision
+/// on, and what it concerns can be used. Method: a link of a file of one target from a directory of another; the disk
+/// refuses reads from its first write on.
+#[test]
+fn a_decided_operation_reads_nothing() {
+    let mut place = Place::new(735, 2, 1);
+    place.config.inodes_bytes = Some(0);
+    let story = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let on_other = |n: &String| layout::directory_target(Ino::ROOT, n.as_bytes(), 2).0 == 1;
+        let text = (0..).map(|n| format!("d{n}")).find(on_other).expect("a name");
+        let dir = c.mkdir(Ino::ROOT, &text).await.unwrap();
+        let file = c.create(Ino::ROOT, "f").await.unwrap();
+        let filler = c.create(Ino::ROOT, "filler").await.unwrap();
+        assert_eq!((dir.target(), file.target()), (TargetId(1), TargetId(0)));
+        fill_log(&place, &c, filler).await;
+        let mut has_written = false;
+        place.sim.on_disk_op("server", move |op| {
+            has_written |= op.kind == DiskOpKind::Write;
+            (has_written && op.kind == DiskOpKind::Read).then_some(std::io::ErrorKind::Other)
+        });
+        assert_eq!(c.link(file, dir, "g").await.map(|view| view.attr.nlink), Ok(2));
+        refuse_reads(&place, false);
+        assert_eq!(c.stat(file).await.map(|attr| attr.nlink), Ok(2));
+        drop(server);
+    };
+    place.sim.block_on(story).expect("no deadlock");
 }

@@ -1,6 +1,10 @@
 //! Access rights: users of the machine who connect over a Unix socket, data of files that are not open, and objects of
 //! inodes that do not exist.
 
+mod listings;
+mod locks;
+mod opens;
+
 use super::data::bytes;
 use super::*;
 use amphi_types::{ByteRange, Layout, Pattern, SetAttr};

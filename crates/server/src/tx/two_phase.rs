@@ -157,7 +157,8 @@ pub async fn prepare<E: Env>(
     debug_assert!(promise == Promise::Logged || is_here, "a promise in memory ends with the server of who decides");
     target.zone.reserve(growth(&parts) * 2).await?;
     let guard = target.queues.names.take(keys(&parts)).await;
-    let _held = target.hold(parts.iter().map(Part::ino)).await?;
+    // The decision may come late, if its coordinator cannot be reached.
+    let inodes = Some(target.hold_apart(parts.iter().map(Part::ino)).await?);
     if let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         return refused(refusal);
     }
@@ -173,7 +174,7 @@ pub async fn prepare<E: Env>(
             target.zone.stable(target.zone.appended_lsn()).await?;
         }
         let Some(held) = target.hold_promised(&parts, worker.now_ns()) else { return Ok(TargetReply::Conflict) };
-        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held };
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held, inodes };
         target.txs.borrow_mut().prepared.insert(tx, prepared);
         return Ok(TargetReply::Done);
     }
@@ -183,7 +184,7 @@ pub async fn prepare<E: Env>(
     txn.put(intent.key(), records::encode(&intent));
     let Intent::Prepared { parts, .. } = intent else { return Err(Errno::Io) };
     let lsn = {
-        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held };
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held, inodes };
         target.txs.borrow_mut().prepared.insert(tx, prepared);
         target.append(txn, Order::Plain)
     };
@@ -255,7 +256,7 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
 /// and the work is done again.
 ///
 /// Errors: `Io` if the changes do not fit, which means damage: the names and inodes were locked from the check to the
-/// decision. In that case nothing is changed.
+/// decision; or if an inode of a promise of an earlier run cannot be read. In that case nothing is changed.
 pub async fn finish<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -263,12 +264,12 @@ pub async fn finish<E: Env>(
     commit: bool,
 ) -> Result<TargetReply> {
     let concerned: Vec<Ino> = match target.txs.borrow().prepared.get(&tx) {
-        Some(prepared) if commit => prepared.parts.iter().map(Part::ino).collect(),
+        Some(prepared) if commit && prepared.inodes.is_none() => prepared.parts.iter().map(Part::ino).collect(),
         _ => Vec::new(),
     };
-    let _held = target.hold(concerned).await?;
+    let _read = target.hold(concerned).await?;
     let Some(prepared) = target.txs.borrow_mut().prepared.remove(&tx) else { return Ok(TargetReply::Done) };
-    let Prepared { now, parts, promise, guard, changing, held } = prepared;
+    let Prepared { now, parts, promise, guard, changing, held, inodes: _inodes } = prepared;
     // In this very step the inodes are counted, or will never be.
     if let Some((owner, amount)) = held {
         target.counts.quota.shares.borrow_mut().release(owner, amount);

@@ -36,6 +36,8 @@ pub struct RequestCx<E: Env> {
     pub cred: Cred,
     /// The tree that the request may access. `None` means that it may access everything.
     pub tree: Option<Tree>,
+    /// Inodes that the request names among others and that could not be read. It goes on without them.
+    pub unread: Vec<Ino>,
     /// Wall-clock time at which the request started, used as the time stamp of its changes.
     pub now: Timespec,
     /// The part of the answer about tokens.
@@ -55,7 +57,7 @@ impl<E: Env> RequestCx<E> {
     ) -> RequestCx<E> {
         let (worker, target, now) = (worker.clone(), target.clone(), worker.env.wall());
         let (tokens, directory) = (Cell::default(), Cell::default());
-        RequestCx { worker, target, session, id, cred, tree, now, tokens, directory }
+        RequestCx { worker, target, session, id, cred, tree, unread: Vec::new(), now, tokens, directory }
     }
 
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added if
@@ -181,6 +183,13 @@ impl<E: Env> RequestCx<E> {
     /// Fails once the session has ended: to be called after the last wait before anything is stored for it.
     pub fn alive(&self) -> Result<()> {
         if self.target.has_session(self.session) { Ok(()) } else { Err(Errno::Io) }
+    }
+
+    /// Whether an inode is needed that cannot be read.
+    ///
+    /// Errors: `Io`.
+    pub fn check_read(&self, ino: Ino) -> Result<()> {
+        if self.unread.contains(&ino) { Err(Errno::Io) } else { Ok(()) }
     }
 
     /// Appends the change and ends it, then waits until the record is written.

@@ -4,8 +4,9 @@
 //! the rules of dealing limits out (`amphi_quota`), the requests between targets (`ops::quota`).
 //!
 //! A target counts while some account of the cluster has a limit, or from the first request for the use of accounts on.
-//! When counting begins, all inodes and objects are read once. Owners of stripes of files of other targets are
-//! requested from their targets (`is_whole`).
+//! When counting begins, all inodes and objects in memory are looked at once. Owners of objects whose inodes are not in
+//! memory are read, and owners of stripes of files of other targets are requested from their targets (`is_whole`).
+//! Until then the use of blocks is not known, and nothing is decided by it (`is_counted`).
 
 use crate::records;
 use crate::zone_target::Target;
@@ -34,8 +35,11 @@ pub struct TargetQuota {
     pub ledger: RefCell<Ledger>,
     /// Whether anything had a limit since the start. Mounts may assume that files are near a limit.
     pub was_on: Cell<bool>,
-    /// Whether the owners of all objects are known.
+    /// Whether the owners of all objects are known, as far as their inodes can be read.
     pub is_whole: Cell<bool>,
+    /// Whether the use of blocks may be relied on: the owners of all objects are known, or other targets did not say
+    /// them in time.
+    pub is_counted: Cell<bool>,
     /// On target 0: whether it checks from time to time which accounts use more than their soft limit.
     pub watches: Cell<bool>,
     /// On target 0: the last project number that was assigned.
@@ -160,6 +164,13 @@ impl<E: Env> Target<E> {
         Amount { blocks: self.data.borrow().used(account), inodes: self.meta.borrow().used(account) }
     }
 
+    /// The usage of an account on this target, as far as requests may be admitted by it. While owners of objects are
+    /// being read, any number of blocks may be the account's.
+    pub fn used_at_most(&self, account: Account) -> Amount {
+        let used = self.used(account);
+        if self.counts.quota.is_counted.get() { used } else { Amount { blocks: u64::MAX, ..used } }
+    }
+
     /// A request may add this much, until the returned value is dropped.
     pub fn hold_share(self: &Rc<Self>, owner: Owner, amount: Amount) -> Admitted<E> {
         self.counts.quota.shares.borrow_mut().hold(owner, amount);
@@ -180,7 +191,7 @@ impl<E: Env> Target<E> {
         }
         let is_free = reserved.is_none_or(|reserved| {
             (reserved.is_held && (reserved.owner, reserved.amount) == (owner, amount))
-                || shares.admit(owner, amount, now_ns, |account| self.used(account)) == Admission::Yes
+                || shares.admit(owner, amount, now_ns, |account| self.used_at_most(account)) == Admission::Yes
         });
         is_free.then(|| {
             shares.hold(owner, amount);
@@ -201,7 +212,10 @@ impl<E: Env> Target<E> {
         let mut foreign = Vec::new();
         for object in data.objects_of_nobody(None, usize::MAX) {
             if meta.is_away(object.ino) {
-                foreign.push(object);
+                match meta.owner_away(object.ino) {
+                    Some(owner) => data.set_owner(object, owner),
+                    None => foreign.push(object),
+                }
                 continue;
             }
             match meta.charged(object.ino) {
@@ -212,7 +226,20 @@ impl<E: Env> Target<E> {
             }
         }
         self.counts.quota.is_whole.set(foreign.is_empty());
+        self.counts.quota.is_counted.set(foreign.is_empty());
         foreign
+    }
+
+    /// The objects of a file on this target that have no owner yet belong to this owner. A known owner of one of its
+    /// objects is newer, as it came with a change.
+    pub(crate) fn set_first_owner(&self, ino: Ino, owner: Owner) {
+        let mut data = self.data.borrow_mut();
+        let objects: Vec<(ObjectId, Option<Owner>)> =
+            data.objects_of(ino).map(|(object, _)| (object, data.owner_of(object))).collect();
+        let owner = objects.iter().find_map(|(_, known)| *known).unwrap_or(owner);
+        for (object, _) in objects.into_iter().filter(|(_, known)| known.is_none()) {
+            data.set_owner(object, owner);
+        }
     }
 
     /// From now on, the objects of a file on this target belong to this owner.

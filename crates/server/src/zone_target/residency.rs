@@ -5,12 +5,13 @@
 //!
 //! A request holds the inodes that it names, from its begin to its end (`ops::execute`). A step that follows a name to
 //! an inode holds that inode before it reads it, or reads it with `Target::step`. Work in the background holds what it
-//! changes.
+//! changes, and lets inodes go when it has ended.
 //!
 //! As long as inodes take less than half of their memory and none is away, a holder holds all of them, which costs
-//! nothing. None leaves before such holders have ended.
+//! nothing. None leaves before such holders have ended. So whoever may wait for long holds its inodes one by one
+//! (`Target::hold_apart`), or none.
 //!
-//! Invariants: an inode that is held does not leave. Inodes leave only between two requests (`let_inodes_go`), so that
+//! Invariants: an inode that is held does not leave. Inodes leave only between two tasks (`let_inodes_go`), so that
 //! those which a step has read are there to its end. An inode does not change while it is away. So what a scan has read
 //! of it is still right if none has left since the scan began.
 
@@ -26,6 +27,10 @@ use std::rc::Rc;
 /// Fewest bytes of inodes that a target keeps in memory: those of a million files.
 const INODES_BYTES_MIN: u64 = 16 << 20;
 
+/// For how many blocks of inodes that were read the store is called once to let inodes go. One call looks at 16 blocks,
+/// and a block that was used leaves when it is looked at for the second time.
+const ARRIVALS_A_CALL: usize = 4;
+
 /// Most bytes of inodes that a target keeps in memory, if its configuration says `configured`.
 pub fn bytes_max(configured: Option<usize>, tunables: &Tunables) -> usize {
     let tuned = || tunables.get(Tunable::ReadCacheBytes).max(INODES_BYTES_MIN);
@@ -40,6 +45,8 @@ pub struct Residency {
     configured: Cell<Option<usize>>,
     /// How often inodes have left memory.
     departures: Cell<u64>,
+    /// Blocks of inodes that were read since the last call of `let_go`.
+    arrivals: Cell<usize>,
 }
 
 impl Residency {
@@ -56,17 +63,16 @@ impl Residency {
     /// Holds all inodes. They have to be in memory.
     pub(super) fn hold_all(&self) -> HeldInodes {
         self.holders.of_all.update(|count| count + 1);
-        HeldInodes { holders: self.holders.clone(), inos: None }
+        HeldInodes { holders: self.holders.clone(), inos: None, unread: Vec::new() }
     }
 
     /// Holds inodes, of which none leaves from now on.
-    pub(super) fn hold(&self, inos: impl Iterator<Item = Ino>) -> HeldInodes {
-        let inos: SmallVec<[Ino; 2]> = inos.collect();
+    pub(super) fn hold(&self, inos: SmallVec<[Ino; 2]>) -> HeldInodes {
         {
             let mut held = self.holders.held.borrow_mut();
             inos.iter().for_each(|ino| *held.entry(*ino).or_default() += 1);
         }
-        HeldInodes { holders: self.holders.clone(), inos: Some(inos) }
+        HeldInodes { holders: self.holders.clone(), inos: Some(inos), unread: Vec::new() }
     }
 
     /// How often inodes have left memory.
@@ -74,14 +80,21 @@ impl Residency {
         self.departures.get()
     }
 
-    /// Lets inodes that nobody holds leave memory, if there are too many.
+    /// Called when the inodes of a block have been read.
+    pub(super) fn note_arrival(&self) {
+        self.arrivals.update(|count| count + 1);
+    }
+
+    /// Lets inodes that nobody holds leave memory, if there are too many: more of them if many have been read.
     pub(super) fn let_go(&self, meta: &mut MetaStore) {
         if self.holders.of_all.get() > 0 {
             return;
         }
         let held = self.holders.held.borrow();
-        if meta.let_inodes_go(|ino| held.contains_key(&ino) && !planted::is(Mistake::HeldInodeLeaves)) {
-            self.departures.update(|count| count + 1);
+        for _ in 0..=self.arrivals.take() / ARRIVALS_A_CALL {
+            if meta.let_inodes_go(|ino| held.contains_key(&ino) && !planted::is(Mistake::HeldInodeLeaves)) {
+                self.departures.update(|count| count + 1);
+            }
         }
     }
 }
@@ -100,12 +113,19 @@ pub struct HeldInodes {
     holders: Rc<Holders>,
     /// `None`: all inodes.
     inos: Option<SmallVec<[Ino; 2]>>,
+    /// Those among them that could not be read.
+    pub(super) unread: Vec<Ino>,
 }
 
 impl HeldInodes {
     /// Those that are held one by one.
     pub(super) fn inos(&self) -> impl Iterator<Item = Ino> {
         self.inos.iter().flatten().copied()
+    }
+
+    /// Takes the list of those that could not be read. They do not leave once somebody else has read them.
+    pub fn take_unread(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.unread)
     }
 }
 

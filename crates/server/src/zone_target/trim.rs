@@ -4,7 +4,7 @@
 //! (`amphi_data`), the objects of other targets (`objects`).
 
 use crate::zone_target::{EXTENTS_A_RECORD, Target};
-use amphi_data::TrimPlan;
+use amphi_data::{Extent, TrimPlan};
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
@@ -24,8 +24,13 @@ impl<E: Env> Target<E> {
 
     /// Makes everything of an object beyond `size` a hole, as far as it does not fit into one record with the truncate
     /// that follows. The caller holds the span.
+    ///
+    /// Errors: `Io` if the block at the new end cannot be read. Then nothing has changed.
     pub async fn punch_behind(&self, object: ObjectId, size: u64, generation: u64, mtime: Timespec) -> Result<()> {
         let from = size.next_multiple_of(BLOCK);
+        if from > size && self.extents_end(object, from, EXTENTS_A_RECORD).is_some() {
+            self.check_edge(object, size / BLOCK).await?;
+        }
         while let Some(end) = self.extents_end(object, from, EXTENTS_A_RECORD) {
             let last = ByteRange::new(end, amphi_types::limits::FILE_MAX);
             let step = match self.extents_end(object, end, EXTENTS_A_RECORD) {
@@ -36,6 +41,16 @@ impl<E: Env> Target<E> {
             self.zone.kept(lsn).await?;
         }
         Ok(())
+    }
+
+    /// Errors: `Io` if the content of a block on the disk is not as it was written.
+    async fn check_edge(&self, object: ObjectId, block: u64) -> Result<()> {
+        let written = |(first, e): &(u64, Extent)| e.written && (*first..first + u64::from(e.blocks)).contains(&block);
+        let extent = self.data.borrow().extents(object).find(written);
+        match extent {
+            Some((first, e)) => self.sound_block(object, block, e.physical + (block - first)).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Punches a part of an object in a record of its own. The caller holds the span.

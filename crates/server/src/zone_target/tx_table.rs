@@ -8,6 +8,7 @@ use crate::records::{Intent, TxId};
 use crate::zone_target::gate::{Gate, Guard};
 use crate::zone_target::predicted::Predicted;
 use crate::zone_target::queues::NameKey;
+use crate::zone_target::residency::HeldInodes;
 use amphi_meta::Part;
 use amphi_types::{Amount, Owner, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,9 @@ pub struct Prepared {
     pub changing: Option<Changing>,
     /// Part of a limit that the new inodes hold until they are counted. A promise of an earlier run holds none.
     pub held: Option<(Owner, Amount)>,
+    /// The inodes of the changes, so that nothing has to be read when the decision comes. A promise of an earlier run
+    /// holds none.
+    pub inodes: Option<HeldInodes>,
 }
 
 /// Operations over several targets that are under way on one target.
@@ -87,7 +91,8 @@ impl TxTable {
                 Intent::Prepared { tx, now, parts } => {
                     let promise = Promise::Logged;
                     let guard = Guard::none();
-                    txs.prepared.insert(tx, Prepared { now, parts, promise, guard, changing: None, held: None });
+                    let prepared = Prepared { now, parts, promise, guard, changing: None, held: None, inodes: None };
+                    txs.prepared.insert(tx, prepared);
                 }
                 Intent::Committed { tx, participants } => drop(txs.committed.insert(tx, participants)),
                 Intent::Decided { tx, now, parts } => txs.local_commits.found(tx, now, parts),

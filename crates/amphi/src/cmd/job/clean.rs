@@ -18,6 +18,9 @@ pub struct Clean {
     /// Only this job: its number in Slurm, or its whole name
     #[arg(long, value_name = "ID")]
     job: Option<String>,
+    /// Also end the keepers that run: for an epilog, when nothing of the job may go on
+    #[arg(long, requires = "job")]
+    running: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -26,15 +29,15 @@ pub struct Clean {
 impl Clean {
     /// Removes.
     pub fn run(self) -> Outcome {
-        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let default = || set("AMPHI_JOB_SCRATCH").or_else(|| set("TMPDIR")).unwrap_or_else(|| "/tmp".into());
-        let places = if self.scratch.is_empty() { vec![default()] } else { self.scratch.clone() };
         let mut removed: Vec<Value> = Vec::new();
         let (mut alive, mut stays) = (Vec::new(), 0);
-        for place in places {
-            // As the table of mounts has it; where there is no folder, no job has left anything.
-            let place = place.canonicalize().unwrap_or(place);
-            let (left, living) = Folder::left_in(&place);
+        for place in places(&self.scratch) {
+            let (mut left, mut living) = Folder::left_in(&place);
+            if self.running {
+                let ends = |folder: &Folder| self.means(&folder.id()) && folder.is_here();
+                left.extend(living.iter().map(|path| Folder::at(path)).filter(ends));
+                living.retain(|path| !ends(&Folder::at(path)));
+            }
             alive.extend(living.iter().map(|path| path.display().to_string()));
             for folder in left.into_iter().filter(|folder| self.means(&folder.id())) {
                 let path = folder.path().display().to_string();
@@ -59,9 +62,21 @@ impl Clean {
     }
 
     fn means(&self, id: &str) -> bool {
-        let number = id.split('-').next().unwrap_or(id);
-        self.job.as_ref().is_none_or(|job| job == id || job == number)
+        self.job.as_ref().is_none_or(|job| is_meant(job, id))
     }
+}
+
+/// Whether a user who names a job means the one with this id.
+pub fn is_meant(job: &str, id: &str) -> bool {
+    job == id || Some(job) == id.split('-').next()
+}
+
+/// The folders in which jobs have theirs, as the table of mounts has them. Where there is none, no job has one.
+pub fn places(named: &[PathBuf]) -> Vec<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let default = || set("AMPHI_JOB_SCRATCH").or_else(|| set("TMPDIR")).unwrap_or_else(|| "/tmp".into());
+    let places = if named.is_empty() { vec![default()] } else { named.to_vec() };
+    places.into_iter().map(|place| place.canonicalize().unwrap_or(place)).collect()
 }
 
 #[cfg(test)]
@@ -78,7 +93,17 @@ mod tests {
     }
 
     fn clean(scratch: &Path) -> Outcome {
-        Clean { scratch: vec![scratch.to_path_buf()], job: None, json: false }.run()
+        Clean { scratch: vec![scratch.to_path_buf()], job: None, running: false, json: false }.run()
+    }
+
+    /// The keeper of the folder ends. A process that another test is starting has a copy of its lock until it executes
+    /// its program, so this waits for the lock.
+    fn ends(folder: Folder) -> PathBuf {
+        let path = folder.path().to_path_buf();
+        drop(folder);
+        let lock = std::fs::File::open(path.join("lock")).expect("a lock");
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+        path
     }
 
     /// Goal: folders of ended jobs go with all that is in them, what is not one of this user's stays, and so does that
@@ -91,13 +116,12 @@ mod tests {
         let ended = Folder::make(scratch, "8-bb", owner()).expect("made");
         std::fs::write(ended.path().join("data/target-0000.zone"), [0; 4096]).expect("write");
         ended.write_key("00").expect("written");
-        let path = ended.path().to_path_buf();
         assert!(Folder::make(scratch, "8-bb", owner()).expect_err("is there").text.contains("no shared one"));
-        drop(ended);
+        let path = ends(ended);
         std::fs::create_dir(scratch.join("amphi-job-4294967294-9-cc")).expect("mkdir");
         let clean = |job: Option<&str>| {
             let job = job.map(String::from);
-            Clean { scratch: vec![scratch.to_path_buf()], job, json: false }.run().expect("cleaned");
+            Clean { scratch: vec![scratch.to_path_buf()], job, running: false, json: false }.run().expect("cleaned");
         };
         clean(Some("7"));
         assert!(lives.path().exists() && path.exists());
@@ -134,8 +158,8 @@ mod tests {
         };
         let make = |id: &str, owner: Option<Owner>, is_old: bool| {
             let folder = Folder::make(scratch, id, self::owner()).expect("made");
-            let (path, lock) = (folder.path().to_path_buf(), folder.path().join("lock"));
-            drop(folder);
+            let path = ends(folder);
+            let lock = path.join("lock");
             std::fs::write(path.join("data/file"), b"1").expect("write");
             let file = std::fs::OpenOptions::new().write(true).truncate(true).open(&lock).expect("open");
             owner.iter().for_each(|owner| owner.write(&file, &lock).expect("write"));
@@ -175,8 +199,8 @@ mod tests {
         std::os::unix::fs::symlink("real", place.path().join("link")).expect("symlink");
         for way in ["link", "real/in/.."] {
             let folder = Folder::make(&real, "6-ff", owner()).expect("made");
-            let (path, mount) = (folder.path().to_path_buf(), folder.mount());
-            drop(folder);
+            let mount = folder.mount();
+            let path = ends(folder);
             let Ok(device) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") else { return };
             let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
             let options = CString::new(options).expect("no zeros");

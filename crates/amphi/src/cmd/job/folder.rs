@@ -1,7 +1,8 @@
 //! The files of a job on one node: they lie in one folder, and this module removes everything of the job.
 //!
 //! The folder is `amphi-job-UID-ID`, with mode 0700: `data` has the zones, `mnt` is the mount point, `run` has the
-//! sockets, `state` what the processes note, `key` is the cluster key, `lock` says whose folder it is and is locked as
+//! sockets, `state` what the processes note, `key` is the cluster key, `unstaged` the list
+//! of files that could not be brought out, `lock` says whose folder it is and is locked as
 //! long as the keeper lives.
 //!
 //! Owns: names, the lock, finding mounts and memory of a job, the order of the removal. Does not own: starting what is
@@ -35,6 +36,8 @@ pub const MOUNT_VARIABLE: &str = "AMPHI_JOB_DIR";
 /// The file that is locked, and its name until it is.
 const LOCK: &str = "lock";
 const NEW_LOCK: &str = "lock.new";
+/// The file with copies out of the file system that are not complete.
+pub const UNSTAGED: &str = "unstaged";
 /// How long the program's processes may take to end before they are killed, seconds.
 const PROGRAM_S: u64 = 2;
 /// How long a killed process may take to end, seconds.
@@ -87,8 +90,12 @@ impl Folder {
 
     /// The folder of a job in `scratch`, whether it exists or not.
     pub fn of(scratch: &Path, id: &str) -> Folder {
-        let path = named(scratch, id);
-        Folder { owner: Owner::of(&path.join(LOCK)), path, lock: None }
+        Folder::at(&named(scratch, id))
+    }
+
+    /// The folder of a job with this path, whether it exists or not.
+    pub fn at(path: &Path) -> Folder {
+        Folder { owner: Owner::of(&path.join(LOCK)), path: path.to_path_buf(), lock: None }
     }
 
     /// Folders of this user in `scratch` whose keepers have ended, and those whose keepers live, or would have to be
@@ -126,6 +133,11 @@ impl Folder {
     /// The path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether it may be one of this node.
+    pub fn is_here(&self) -> bool {
+        self.owner.as_ref().is_none_or(|owner| owner.is_here(&self.path.join(LOCK)))
     }
 
     /// The mount point.
@@ -184,8 +196,10 @@ impl Folder {
             let path = self.path.join(part);
             gone(&mut left, &path, std::fs::remove_dir_all(&path));
         }
-        let path = self.path.join("key");
-        gone(&mut left, &path, std::fs::remove_file(&path));
+        for file in ["key", UNSTAGED] {
+            let path = self.path.join(file);
+            gone(&mut left, &path, std::fs::remove_file(&path));
+        }
         // As long as something is left, the next one has to know whose it is.
         if left.is_empty() {
             gone(&mut left, &lock, std::fs::remove_file(&lock));

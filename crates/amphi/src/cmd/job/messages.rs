@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// The nodes that an order is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +49,9 @@ pub struct Plan {
     pub scratch: String,
     /// Host of the address of each server, `{host}` as above.
     pub address: String,
+    /// Port of this node's server; 0: any that is free.
+    #[serde(default)]
+    pub port: u16,
     /// A random number by which the processes of the program are known.
     pub token: String,
     /// The batch system's numbers of the job, by their variables.
@@ -99,18 +103,38 @@ pub enum Task {
         may_exist: bool,
     },
     /// Copy with `amphi stage`; answered by `Staged`.
-    Stage {
-        /// The file or directory to copy: an absolute path, or a path below the mount.
-        source: Place,
-        /// The copy.
-        target: Place,
-        /// Further options of `amphi stage`.
-        options: Vec<String>,
-    },
+    Stage(Copy),
+    /// Note the copies out of the file system that are not complete; answered by `Unstaged`, with those whose source
+    /// exists.
+    Keep(Vec<Copy>),
+    /// Try the copies that were noted again. Not answered.
+    Retry,
+    /// Tell which of the copies that were noted are still not complete; answered by `Unstaged`.
+    Unstaged,
     /// Remove what there is of a job, of which this is not the keeper, and end; answered by `Ended`.
     Clean(Box<Plan>),
     /// Remove everything and end; answered by `Ended`.
     End,
+}
+
+/// A copy into the file system or out of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copy {
+    /// The file or directory that is copied.
+    pub source: Place,
+    /// The target of the copy.
+    pub target: Place,
+    /// Options of `amphi stage`.
+    pub options: Vec<String>,
+}
+
+impl Copy {
+    /// For people.
+    pub fn text(&self) -> String {
+        let (Place::Outside(from) | Place::Inside(from)) = &self.source;
+        let (Place::Outside(to) | Place::Inside(to)) = &self.target;
+        format!("{from} to {to}")
+    }
 }
 
 /// A place of a file.
@@ -120,6 +144,16 @@ pub enum Place {
     Outside(String),
     /// A path below the mount.
     Inside(String),
+}
+
+impl Place {
+    /// The path on the node that has this mount.
+    pub fn at(&self, mount: &Path) -> PathBuf {
+        match self {
+            Place::Outside(path) => PathBuf::from(path),
+            Place::Inside(path) => mount.join(path),
+        }
+    }
 }
 
 /// A report of a keeper.
@@ -152,6 +186,8 @@ pub enum Said {
     Checked(Option<String>),
     /// The last object of `amphi stage --json`.
     Staged(Value),
+    /// The copies that are not complete; none if somebody copies them just now.
+    Unstaged(Option<Vec<Copy>>),
     /// An order failed.
     Failed(String),
     /// The keeper has received a signal: the job shall end.

@@ -8,9 +8,10 @@
 //! standard input ends the keeper. Servers and mounts get a signal from the kernel when their keeper is killed.
 
 use super::folder::{Folder, MOUNT_VARIABLE};
-use super::messages::{Order, Place, Plan, Report, Said, Task};
+use super::messages::{Copy, Order, Place, Plan, Report, Said, Task};
 use super::owner::Owner;
 use super::processes::OWN_MARK;
+use super::unstaged::List;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::say::say;
 use clap::Args;
@@ -47,6 +48,8 @@ enum Part {
     /// Server and mount in one process.
     Both,
     Stage,
+    /// `amphi job stage-out`.
+    Retry,
 }
 
 impl Part {
@@ -55,7 +58,7 @@ impl Part {
             Part::Server => "the server",
             Part::Mount => "the mount",
             Part::Both => "the file system",
-            Part::Stage => "the stage",
+            Part::Stage | Part::Retry => "the stage",
         }
     }
 }
@@ -124,7 +127,7 @@ impl Keeper {
                         Part::Server => self.report(Said::Serving { addresses }),
                         Part::Both => self.report(Said::Serving { addresses: Vec::new() }),
                         Part::Mount => self.report(Said::Mounted),
-                        Part::Stage => {}
+                        Part::Stage | Part::Retry => {}
                     }
                 }
                 Heard::Ended(part, output, errors) => {
@@ -135,6 +138,8 @@ impl Keeper {
                     match (part, serde_json::from_str(&output)) {
                         (Part::Stage, Ok(result)) => self.report(Said::Staged(result)),
                         (Part::Stage, Err(_)) => self.report(Said::Staged(no_result(&errors))),
+                        (Part::Retry, _) if errors.is_empty() => {}
+                        (Part::Retry, _) => say(&format!("amphi: {errors}")),
                         _ => self.report(Said::Lost(format!("{} has ended: {errors}", part.word()))),
                     }
                 }
@@ -159,7 +164,10 @@ impl Keeper {
                 self.report(Said::Checked(problem));
                 Ok(())
             }
-            Task::Stage { source, target, options } => self.stage(&source, &target, options),
+            Task::Stage(copy) => self.stage(copy),
+            Task::Keep(copies) => self.keep(copies),
+            Task::Retry => self.retry(),
+            Task::Unstaged => self.unstaged(),
             Task::Clean(_) | Task::End => Ok(()),
         }
     }
@@ -210,7 +218,7 @@ impl Keeper {
                 vec!["server".to_string(), "--format".into(), "--name".into(), plan.nodes[self.node].clone()];
             args.extend([
                 "--listen".to_string(),
-                format!("tcp:{host}:0"),
+                format!("tcp:{host}:{}", plan.port),
                 "--key".into(),
                 text(folder.path().join("key")),
             ]);
@@ -232,20 +240,39 @@ impl Keeper {
         self.begin(Part::Mount, args)
     }
 
-    fn stage(&mut self, source: &Place, target: &Place, options: Vec<String>) -> Outcome {
+    fn stage(&mut self, copy: Copy) -> Outcome {
         let mount = self.place()?.1.mount();
-        let path = |place: &Place| match place {
-            Place::Outside(path) => PathBuf::from(path),
-            Place::Inside(path) => mount.join(path),
-        };
-        let (from, to) = (path(source), path(target));
-        if let (Place::Inside(_), Some(above)) = (target, to.parent()) {
+        let (from, to) = (copy.source.at(&mount), copy.target.at(&mount));
+        if let (Place::Inside(_), Some(above)) = (&copy.target, to.parent()) {
             std::fs::create_dir_all(above).during(|| format!("make {}", above.display()))?;
         }
         let mut args = vec!["stage".to_string(), "--json".into()];
-        args.extend(options);
+        args.extend(copy.options);
         args.extend(["--".to_string(), from.display().to_string(), to.display().to_string()]);
         self.begin(Part::Stage, args)
+    }
+
+    fn keep(&self, mut copies: Vec<Copy>) -> Outcome {
+        let folder = self.place()?.1;
+        // What the program has not made will not be there later either.
+        copies.retain(|copy| copy.source.at(&folder.mount()).symlink_metadata().is_ok());
+        List::make(folder, &copies)?;
+        self.report(Said::Unstaged(Some(copies)));
+        Ok(())
+    }
+
+    fn retry(&mut self) -> Outcome {
+        let folder = self.place()?.1;
+        let scratch = folder.path().parent().unwrap_or(Path::new("/")).display().to_string();
+        let args = ["job", "stage-out", &folder.id(), "--scratch", &scratch].map(String::from);
+        self.begin(Part::Retry, args.to_vec())
+    }
+
+    fn unstaged(&self) -> Outcome {
+        let list = List::open(self.place()?.1)?;
+        let copies = if list.is_busy() { None } else { Some(list.read()?) };
+        self.report(Said::Unstaged(copies));
+        Ok(())
     }
 
     /// Starts a child of this program. The child's parent, whose end the kernel reports to it, is this thread.
@@ -310,7 +337,7 @@ impl Keeper {
 }
 
 /// The path of a folder without symbolic links, as the table of mounts has it.
-fn real(scratch: &Path) -> Outcome<PathBuf> {
+pub fn real(scratch: &Path) -> Outcome<PathBuf> {
     scratch.canonicalize().map_err(|e| {
         Failure::refused(format!("{}: the folder for jobs cannot be used ({e}); make it", scratch.display()))
     })

@@ -8,10 +8,12 @@
 //! says if an option had asked for them.
 
 use super::channel::Launcher;
-use super::messages::{Plan, Said, Task, To};
+use super::messages::{Copy, Plan, Said, Task, To};
 use super::owner::Owner;
 use super::program::{Program, exit_code};
-use super::staging::{Copy, Staging};
+use super::staging::Staging;
+use super::told::Told;
+use super::unstaged::{Kept, retry};
 use super::world::{Event, Wish, World};
 use amphi_env::Time;
 use amphi_env::real::monotonic;
@@ -23,6 +25,7 @@ use amphi_server::ServerConfig;
 use clap::Args;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
@@ -103,25 +106,6 @@ struct Files {
     set: Vec<String>,
 }
 
-/// The progress of the steps, as the command prints it.
-struct Told {
-    id: String,
-    begun: Time,
-    steps: Vec<Value>,
-    staged: Vec<Value>,
-    program: Value,
-    ended_by: &'static str,
-}
-
-impl Told {
-    /// Tells of a step that has ended.
-    fn step(&mut self, what: &str, begun: Time) {
-        let seconds = monotonic().since(begun).as_secs_f64();
-        say(&format!("amphi: job {}: {what}: {seconds:.2} s", self.id));
-        self.steps.push(json!({ "step": what, "seconds": seconds }));
-    }
-}
-
 impl Run {
     /// Runs, and ends with the program's exit code.
     pub fn run(self) -> Outcome {
@@ -166,12 +150,6 @@ impl Run {
         }
         let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let job = set("SLURM_JOB_ID").unwrap_or_else(|| std::process::id().to_string());
-        let mut server = Vec::new();
-        if let Some(bytes) = self.files.size {
-            let zone = bytes / u64::from(self.files.targets.unwrap_or(ServerConfig::TARGETS));
-            server.extend(["--zone-size".to_string(), zone.to_string()]);
-        }
-        server.extend(self.files.targets.into_iter().flat_map(|n| ["--targets".to_string(), n.to_string()]));
         let mut mount = Vec::new();
         mount.extend(self.files.cache.into_iter().flat_map(|bytes| ["--cache".to_string(), bytes.to_string()]));
         mount.extend(self.files.set.iter().flat_map(|set| ["--set".to_string(), set.clone()]));
@@ -181,10 +159,11 @@ impl Run {
             node: None,
             scratch: scratch.display().to_string(),
             address: self.nodes.address.clone(),
+            port: 0,
             token: digits(&random[36..]),
             batch: Owner::batch(),
             key: if hosts.len() > 1 { digits(&random[4..36]) } else { String::new() },
-            server,
+            server: zones(self.files.size, self.files.targets),
             mount,
         })
     }
@@ -223,27 +202,42 @@ impl Run {
         if let Some(lost @ Wish::Lost(_)) = &wish {
             return Err(lost.failure());
         }
-        let mut failed = None;
+        let mut open = Vec::new();
         if wish.is_none() || self.staging.on_term() {
+            let is_over = Cell::new(false);
             let mut first = wish.map(|_| monotonic());
             // Files that are not brought out are lost, so the first signal does not end this command; the batch system
             // will end it later, as it has announced.
-            let mut stay = |wish: &Wish| match wish {
-                Wish::Signal(_) => monotonic().since(*first.get_or_insert_with(monotonic)) < SECOND_AFTER,
-                Wish::Lost(_) => false,
+            let mut stay = |wish: &Wish| {
+                let stays = match wish {
+                    Wish::Signal(_) => monotonic().since(*first.get_or_insert_with(monotonic)) < SECOND_AFTER,
+                    Wish::Lost(_) => false,
+                };
+                is_over.set(!stays);
+                stays
             };
             for copy in outs {
                 if let Err(e) = stage(world, told, "out", copy, &mut stay) {
                     say_error(&e.text);
-                    failed = Some(e);
+                    open.push(copy.clone());
                 }
+            }
+            let limit = self.staging.retry();
+            if !open.is_empty() && !is_over.get() && !limit.is_zero() {
+                let scratch = plan.scratch.replace("{host}", world.host(0));
+                open = retry(world, told, &Kept { mount: &mount, scratch: &scratch, limit }, open);
             }
         } else if !outs.is_empty() {
             say(&format!("amphi: job {}: nothing is brought out: --stage-out-on-term was not given", told.id));
         }
-        match failed {
-            Some(e) if code == 0 => Err(e),
-            _ => Ok(code),
+        let lost: Vec<String> = open.iter().map(Copy::text).collect();
+        match lost.is_empty() {
+            true => Ok(code),
+            false if code == 0 => Err(Failure::broken(format!("was not brought out and is lost: {}", lost.join(", ")))),
+            false => {
+                say_error(&format!("was not brought out and is lost: {}", lost.join(", ")));
+                Ok(code)
+            }
         }
     }
 
@@ -321,7 +315,7 @@ fn begin(world: &mut World, told: &mut Told, plan: &Plan) -> Outcome<(String, St
 /// Errors: the copy is not complete.
 fn stage(world: &mut World, told: &mut Told, way: &str, copy: &Copy, stay: impl FnMut(&Wish) -> bool) -> Outcome {
     let begun = monotonic();
-    let result = world.ask(To::Node(0), &copy.task(), None, stay, |said| match said {
+    let result = world.ask(To::Node(0), &Task::Stage(copy.clone()), None, stay, |said| match said {
         Said::Staged(result) => Some(result),
         _ => None,
     });
@@ -399,6 +393,13 @@ fn hosts_of(list: &str) -> Outcome<Vec<String>> {
         return Err(Failure::refused(format!("scontrol show hostnames {list}: {why}")));
     }
     Ok(hosts)
+}
+
+/// Options of a server: the space on its node, and its targets.
+pub fn zones(size: Option<u64>, targets: Option<u16>) -> Vec<String> {
+    let zone = size.map(|bytes| bytes / u64::from(targets.unwrap_or(ServerConfig::TARGETS)));
+    let zone = zone.into_iter().flat_map(|bytes| ["--zone-size".to_string(), bytes.to_string()]);
+    zone.chain(targets.into_iter().flat_map(|n| ["--targets".to_string(), n.to_string()])).collect()
 }
 
 /// The report as JSON.

@@ -2,10 +2,11 @@
 //!
 //! Owns: the options and their meaning. Does not own: the copying (`cmd::stage`), which the first node's keeper starts.
 
-use super::messages::{Place, Task};
+use super::messages::{Copy, Place, Task};
 use amphi_host::failure::{Failure, Outcome};
 use clap::{Args, ValueEnum};
 use std::path::{Component, Path};
+use std::time::Duration;
 
 /// The options for copies in and out.
 #[derive(Args, Clone, Debug)]
@@ -24,6 +25,10 @@ pub struct Staging {
     /// Bring files out also if SIGTERM ends the job (time limit, preemption), once the program has ended
     #[arg(long)]
     stage_out_on_term: bool,
+    /// How long to keep the file system, and to try again every minute, if files could not be brought out; 0: not at
+    /// all
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    retry: u32,
 }
 
 /// The treatment of an existing target of a copy.
@@ -35,30 +40,6 @@ enum Existing {
     Replace,
     /// Update the target
     Update,
-}
-
-/// A copy.
-#[derive(Clone, Debug)]
-pub struct Copy {
-    /// The file or directory that is copied.
-    pub source: Place,
-    /// The target of the copy.
-    pub target: Place,
-    options: Vec<String>,
-}
-
-impl Copy {
-    /// The order to copy.
-    pub fn task(&self) -> Task {
-        Task::Stage { source: self.source.clone(), target: self.target.clone(), options: self.options.clone() }
-    }
-
-    /// For people.
-    pub fn text(&self) -> String {
-        let (Place::Outside(from) | Place::Inside(from)) = &self.source;
-        let (Place::Outside(to) | Place::Inside(to)) = &self.target;
-        format!("{from} to {to}")
-    }
 }
 
 impl Staging {
@@ -113,6 +94,11 @@ impl Staging {
     pub fn on_term(&self) -> bool {
         self.stage_out_on_term
     }
+
+    /// How long files that could not be brought out are tried again.
+    pub fn retry(&self) -> Duration {
+        Duration::from_secs(self.retry.into())
+    }
 }
 
 /// An absolute path; keepers have another working directory.
@@ -142,7 +128,13 @@ mod tests {
 
     fn staging(ins: &[&str], outs: &[&str]) -> Staging {
         let all = |texts: &[&str]| texts.iter().map(|text| (*text).to_string()).collect();
-        Staging { stage_in: all(ins), stage_out: all(outs), existing: Existing::Refuse, stage_out_on_term: false }
+        Staging {
+            stage_in: all(ins),
+            stage_out: all(outs),
+            existing: Existing::Refuse,
+            stage_out_on_term: false,
+            retry: 0,
+        }
     }
 
     /// Goal: both sides of a copy are where they are meant to be, and nothing leads out of the file system. Method: a

@@ -320,6 +320,20 @@ static int stops(const char *dir) {
     return 0;
 }
 
+/* A mapping that was made before anything was posted reaches all that was written since. */
+static int mapped(const char *dir) {
+    enum { COUNT = 40, LEN = 4096 };
+    int fd = open(name(dir, "file"), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    unsigned char *m = mmap(NULL, COUNT * LEN, PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(m != MAP_FAILED && ftruncate(fd, COUNT / 2 * LEN) == 0);
+    unsigned char *b = bytes(COUNT * LEN);
+    for (int round = 0; round < 4; round++) {
+        for (int n = 0; n < COUNT; n++) CHECK(pwrite(fd, b + n * LEN, LEN, n * LEN) == LEN);
+    }
+    CHECK(memcmp(m, b, COUNT * LEN) == 0);
+    return 0;
+}
+
 /* Writes records one after the other, and counts in shared memory those that have returned. */
 static int counts(const char *dir, const char *counter) {
     int fd = open(name(dir, "file"), O_RDWR | O_CREAT | O_TRUNC, 0644);
@@ -557,6 +571,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "handlers")) return handlers(dir);
     if (!strcmp(what, "limits")) return limits(dir);
     if (!strcmp(what, "stops")) return stops(dir);
+    if (!strcmp(what, "mapped")) return mapped(dir);
     if (!strcmp(what, "fill")) return fill(dir);
     if (!strcmp(what, "forges")) return forges(dir);
     if (!strcmp(what, "pauses")) return pauses(dir);

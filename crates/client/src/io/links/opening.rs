@@ -196,7 +196,9 @@ impl<E: Env> Links<E> {
                     Err(e) if !told => tracing::warn!("server {} cannot be reached yet: {e}", seat.name()),
                     Err(e) => tracing::debug!("server {} cannot be reached yet: {e}", seat.name()),
                 }
-                told = true;
+                if !std::mem::replace(&mut told, true) {
+                    links.mind_reach();
+                }
                 let timeouts = links.timeouts.get();
                 let patience = links.env.now().since(begun) < timeouts.give_up;
                 if !patience && matches!(*seat.stage.borrow(), Stage::Opening) {

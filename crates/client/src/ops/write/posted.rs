@@ -6,7 +6,7 @@
 //! A post has happened before it gets here, so it is not decided any more whether it goes into the cache. It looks for
 //! no lock either: a lock that was called back would serve no new write, and the pins of the posting still hold it.
 
-use super::{buffered, count, put, room_for, settle};
+use super::{cached, count, put, refused, room_for};
 use crate::inode::OpenFile;
 use crate::mount::Mount;
 use crate::policy::decision::Reason;
@@ -26,7 +26,7 @@ pub(crate) fn try_write(mount: &Arc<Mount>, open: &OpenFile, offset: u64, bytes:
     let file = &open.file;
     let range = ByteRange::at(offset, bytes.len() as u64);
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
-    if mount.dirty_is_full(range.len()) || !mount.make_room(room_for(range)) {
+    if mount.dirty_is_full(file, range) || !mount.make_room(room_for(range)) {
         return false;
     }
     let guard = match one_unit && file.range.idle() {
@@ -76,8 +76,7 @@ pub(crate) async fn write(mount: &Arc<Mount>, open: &Arc<OpenFile>, offset: u64,
     };
     open.note_write(false, offset);
     count(mount, open, Reason::BufferedDefault, range, Copied::Apart);
-    let watch = file.failures.watch(range);
-    let covered = buffered(mount, open, range, &mut data, true).await?;
+    let stored = cached(mount, open, (range, range), &mut data, false, true).await?;
     drop(guard);
-    settle(mount, open, range, false, Some(watch).filter(|_| !covered)).await
+    refused::shown(file, range.len(), stored).await
 }

@@ -24,6 +24,8 @@ pub(crate) struct Ticket(pub(crate) AtomicBool);
 pub(crate) struct Lists {
     pub(crate) waited_for: VecDeque<Left>,
     pub(crate) full_chunks: VecDeque<Left>,
+    /// Bytes whose turn has come while too much waited for targets that cannot be reached.
+    set_aside: VecDeque<Left>,
 }
 
 /// Bytes whose write-back had to wait.
@@ -39,6 +41,20 @@ impl Backlog {
     pub(crate) fn next(&self) -> Option<Left> {
         let mut lists = self.0.lock();
         lists.waited_for.pop_front().or_else(|| lists.full_chunks.pop_front())
+    }
+
+    /// Their targets cannot be reached: it is the turn of other bytes, until `readmit`.
+    pub(crate) fn set_aside(&self, left: Left) {
+        self.0.lock().set_aside.push_back(left);
+    }
+
+    /// Gives all bytes that were set aside their turn again.
+    pub(crate) fn readmit(&self) {
+        let mut lists = self.0.lock();
+        while let Some(left) = lists.set_aside.pop_back() {
+            let list = if left.waits.is_some() { &mut lists.waited_for } else { &mut lists.full_chunks };
+            list.push_front(left);
+        }
     }
 
     /// Puts bytes back at the front, because their turn is not over.

@@ -41,10 +41,14 @@ impl Default for WritebackErrors {
 
 impl WritebackErrors {
     /// Notes that bytes of some file could not be written back. If this loss should be logged, returns how many were
-    /// not logged before.
+    /// not logged before. A loss by a limit is not logged: it concerns only the program, which gets the error, and the
+    /// administrator who has set the limit.
     pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
         let mut state = self.state.lock();
         (state.count, state.last) = (state.count + 1, why);
+        if why == Errno::Quota {
+            return None;
+        }
         if state.logged_ns.is_some_and(|at| now_ns < at + LOG_EVERY_NS) {
             state.silent += 1;
             return None;
@@ -81,6 +85,9 @@ mod tests {
         assert_eq!([0, 1, 2].map(|ms| errors.note(Errno::Io, ms * 1_000_000)), [Some(0), None, None]);
         assert_eq!(errors.note(Errno::NoSpace, 2_000_000_000), Some(2));
         assert_eq!((errors.tell(), errors.tell()), (Err(Errno::NoSpace), Ok(())));
+        assert_eq!(errors.note(Errno::Quota, 9_000_000_000), None, "the limit of a user is no news of the mount");
+        assert_eq!((errors.tell(), errors.tell()), (Err(Errno::Quota), Ok(())));
+        assert_eq!(errors.note(Errno::Io, 9_000_000_000), Some(0));
         let news = [(0, 1), (1, 1), (0, 1), (0, 2), (1, 1)];
         assert_eq!(news.map(|(t, id)| errors.is_news(TargetId(t), id)), [true, true, false, true, false]);
     }

@@ -18,6 +18,7 @@
 use crate::inode::Inode;
 use crate::tables::writeback::limited_files::LimitedFiles;
 use amphi_pagecache::Room;
+use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, Ino, Nearness, Result, TargetId};
 use amphi_wire::Answer;
 use parking_lot::Mutex;
@@ -106,6 +107,11 @@ impl Grants {
         let counted = self.of(target).update(|limit, used| used.checked_sub(blocks).map(|used| (limit, used)));
         // Room that was set aside is given up in `drop` as well.
         assert!(counted || std::thread::panicking(), "{target}: {blocks} blocks end that were never counted");
+    }
+
+    /// Bytes of the target's blocks that are dirty or under way.
+    pub(crate) fn used_bytes(&self, target: TargetId) -> u64 {
+        split(self.of(target).room.load(SeqCst)).1 * BLOCK
     }
 
     /// Returns whether the target got a request for a grant.

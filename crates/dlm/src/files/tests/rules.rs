@@ -319,3 +319,31 @@ fn bounds_are_refused_with_enolck() {
     assert_eq!(FileLockRefusal::NoLocks.raw_errno(), 37);
     assert_eq!(FileLockRefusal::Deadlock.raw_errno(), 35);
 }
+
+/// Goal: a session gets no more than its share of the table, with all its owners and waiting requests together, and
+/// the rest is left to others. Method: small bounds.
+#[test]
+fn a_session_has_a_share_of_the_table() {
+    let limits = FileLockLimits { max_locks: 20, max_locks_per_session: 4, ..Default::default() };
+    let mut locks = FileLocks::new(limits);
+    let owner = |session, id| LockOwner { session: SessionId(session), family: LockFamily::Posix, id };
+    set(&mut locks, owner(1, 1), Shared, 0, 1);
+    set(&mut locks, owner(1, 2), Shared, 2, 3);
+    set(&mut locks, owner(2, 1), Exclusive, 4, 5);
+    let id = waits(locks.set(0, lock(owner(1, 2), Exclusive, 4, 5), Wait));
+    for one in [owner(1, 1), owner(1, 3)] {
+        assert_eq!(locks.set(0, lock(one, Shared, 8, 9), Try), Err(FileLockRefusal::NoLocks));
+        assert_eq!(locks.set(0, lock(one, Shared, 4, 5), Wait), Err(FileLockRefusal::NoLocks));
+        assert_eq!(locks.restore(lock(one, Shared, 8, 9)), Err(FileLockRefusal::NoLocks));
+    }
+    set(&mut locks, owner(2, 1), Shared, 8, 9);
+    locks.release(owner(2, 1), Ino(7));
+    assert_eq!(granted(&mut locks), [id]);
+    set(&mut locks, owner(1, 3), Shared, 8, 9);
+    assert_eq!(locks.set(0, lock(owner(1, 3), Shared, 10, 11), Try), Err(FileLockRefusal::NoLocks));
+    locks.drop_session(SessionId(1));
+    for n in 0..4 {
+        set(&mut locks, owner(1, 1), Shared, 2 * n, 2 * n + 1);
+    }
+    assert_eq!(locks.set(0, lock(owner(1, 1), Shared, 10, 11), Try), Err(FileLockRefusal::NoLocks));
+}

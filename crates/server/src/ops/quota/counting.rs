@@ -8,9 +8,11 @@ use crate::ops::quota::LEDGER;
 use crate::ops::quota::ledger::tell_all;
 use crate::worker::Worker;
 use crate::zone_target::Target;
-use amphi_env::Env;
-use amphi_types::{Account, Amount, Errno, Ino, ObjectId, Result, TargetId};
+use amphi_env::{Env, timeout};
+use amphi_types::{Account, Amount, Errno, Ino, Owner, Result, TargetId};
+use futures_util::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,6 +22,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before it is looked again whether all owners are known.
 const LOOK: Duration = Duration::from_millis(1);
+/// Most inodes whose owners are read before others leave memory.
+const READ_AT_ONCE: usize = 16;
 /// Most inodes in one request for owners, and most accounts in one answer.
 pub(super) const PAGE: usize = 1000;
 
@@ -61,50 +65,94 @@ pub(super) fn set_on<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, on:
     target.counts.quota.shares.borrow_mut().set_on(on);
 }
 
-/// Begins to count, and requests the owners of stripes of files of other targets and of files whose inode is not in
-/// memory.
-fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    let mut foreign: BTreeMap<TargetId, BTreeSet<Ino>> = BTreeMap::new();
+/// Begins to count, reads the owners of objects whose inode is not in memory, and requests those of stripes of files of
+/// other targets. A target that cannot be reached does not delay the others, and does not keep users from writing.
+pub(super) fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+    let mut unknown: BTreeMap<TargetId, BTreeSet<Ino>> = BTreeMap::new();
     for object in target.begin_counting() {
-        foreign.entry(object.ino.target()).or_default().insert(object.ino);
+        unknown.entry(object.ino.target()).or_default().insert(object.ino);
     }
-    if foreign.is_empty() {
+    if unknown.is_empty() {
         return;
     }
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        for (home, inos) in foreign {
-            let inos: Vec<Ino> = inos.into_iter().collect();
-            for some in inos.chunks(PAGE) {
-                let Ok(TargetReply::Owners(owners)) =
-                    worker.insist_ask(home, TargetRequest::Owners(some.to_vec())).await
-                else {
-                    continue;
-                };
-                for (ino, owner) in some.iter().zip(owners) {
-                    let is_known = target.data.borrow().owner_of(first_of(&target, *ino)).is_some();
-                    // A change of the owner that came meanwhile is newer.
-                    if let Some(owner) = owner.filter(|_| !is_known) {
-                        target.set_owner(*ino, owner);
-                    }
-                }
+        // Those of this target are read in any case, however slow the disk is.
+        for some in pages(unknown.remove(&target.id).unwrap_or_default()) {
+            let owners = owners(&target, &some).await;
+            set_owners(&target, &some, owners);
+        }
+        let quota = &target.counts.quota;
+        {
+            let mut of_others =
+                pin!(join_all(unknown.into_iter().map(|(home, inos)| ask_owners(&worker, &target, home, inos))));
+            if timeout(&worker.env, WHOLE_WITHIN, &mut of_others).await.is_none() {
+                quota.is_counted.set(true);
+                of_others.await;
             }
         }
-        target.counts.quota.is_whole.set(true);
+        quota.is_counted.set(true);
+        quota.is_whole.set(true);
     });
 }
 
-/// The first object of a file on this target.
-fn first_of<E: Env>(target: &Target<E>, ino: Ino) -> ObjectId {
-    let first = target.data.borrow().objects_of(ino).next().map(|(object, _)| object);
-    first.unwrap_or(ObjectId { ino, stripe: 0 })
+fn pages(inos: BTreeSet<Ino>) -> impl Iterator<Item = Vec<Ino>> {
+    let inos: Vec<Ino> = inos.into_iter().collect();
+    (0..inos.len()).step_by(PAGE).map(move |from| inos[from..inos.len().min(from + PAGE)].to_vec())
 }
 
-/// `TargetRequest::Owners`.
-pub async fn owners<E: Env>(target: &Target<E>, inos: &[Ino]) -> Result<TargetReply> {
-    let _held = target.hold(inos.iter().copied()).await?;
-    let meta = target.meta.borrow();
-    Ok(TargetReply::Owners(inos.iter().map(|ino| meta.charged(*ino).ok()).collect()))
+/// Requests the owners of files of another target, until it has answered.
+async fn ask_owners<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, home: TargetId, inos: BTreeSet<Ino>) {
+    for some in pages(inos) {
+        if let Ok(TargetReply::Owners(owners)) = worker.insist_ask(home, TargetRequest::Owners(some.clone())).await {
+            set_owners(target, &some, owners);
+        }
+    }
+}
+
+fn set_owners<E: Env>(target: &Target<E>, inos: &[Ino], owners: Vec<Option<Owner>>) {
+    for (ino, owner) in inos.iter().zip(owners) {
+        if let Some(owner) = owner {
+            target.set_first_owner(*ino, owner);
+        }
+    }
+}
+
+/// The owners of inodes of this target: `TargetRequest::Owners`. `None`: there is no such inode, or it cannot be read.
+/// What only such an inode tells is charged to nobody, until it is written or its owner changes.
+pub async fn owners<E: Env>(target: &Target<E>, inos: &[Ino]) -> Vec<Option<Owner>> {
+    let mut owners = Vec::with_capacity(inos.len());
+    for some in inos.chunks(READ_AT_ONCE) {
+        // An inode does not change its owner while it is away.
+        let known: Vec<(Ino, Option<Owner>)> = {
+            let meta = target.meta.borrow();
+            some.iter().map(|ino| (*ino, meta.owner_away(*ino))).collect()
+        };
+        let unknown = known.iter().filter(|(_, owner)| owner.is_none()).map(|(ino, _)| *ino);
+        let held = target.hold_readable(unknown).await;
+        {
+            let meta = target.meta.borrow();
+            let of =
+                |(ino, known): (Ino, Option<Owner>)| if meta.is_away(ino) { known } else { meta.charged(ino).ok() };
+            owners.extend(known.into_iter().map(of));
+        }
+        drop(held);
+        target.let_inodes_go();
+    }
+    owners
+}
+
+/// Waits until the use of blocks may be relied on.
+///
+/// Errors: `Io` if the target is closed meanwhile.
+pub(super) async fn counted<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
+    while !target.counts.quota.is_counted.get() {
+        if worker.is_stopped() || target.is_closed() {
+            return Err(Errno::Io);
+        }
+        worker.env.sleep(LOOK).await;
+    }
+    Ok(())
 }
 
 /// Counts, and waits until all owners are known.

@@ -4,13 +4,13 @@
 //! limits. Does not own: how much a target gets (`amphi_quota`), getting space for a request (`ops::quota`).
 
 use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
-use crate::ops::quota::counting::{accounts_behind, set_on, whole};
+use crate::ops::quota::counting::{accounts_behind, begin_counting, set_on, whole};
 use crate::ops::quota::{LEDGER, admit, freeing, waits};
 use crate::worker::Worker;
 use crate::zone_target::Target;
 use crate::zone_target::gate::Hold;
 use amphi_env::{Env, timeout};
-use amphi_quota::{Answer, Need};
+use amphi_quota::{Answer, Need, Share};
 use amphi_types::item::Txn;
 use amphi_types::{Account, Amount, Result, TargetId};
 use amphi_zone::Order;
@@ -46,7 +46,16 @@ pub async fn answer<E: Env>(
             let need = Need { used, wanted, collected: false, ahead, targets: u64::from(worker.pool()) };
             deal(worker, target, account, from, need).await
         }
+        QuotaRequest::IsLimited(account) => {
+            let number = target.counts.quota.ledger.borrow_mut().unlimited(account);
+            let unlimited = |number| TargetReply::Share { number, share: Share::Unlimited, refused: false };
+            Ok(number.map_or(TargetReply::Outcome(true), unlimited))
+        }
         QuotaRequest::Collect { account, number } => {
+            begin_counting(worker, target);
+            if !target.counts.quota.is_counted.get() {
+                return Ok(TargetReply::Outcome(false));
+            }
             target.counts.quota.end_reservations(worker.now_ns());
             let used = target.used(account);
             let used = target.counts.quota.shares.borrow_mut().give_back(account, number, used);
@@ -105,8 +114,16 @@ async fn deal<E: Env>(
             Answer::Collect { number } => {
                 let others = pool(worker).filter(|other| *other != from);
                 let asked = others.map(async |other| {
-                    let question = TargetRequest::Quota(QuotaRequest::Collect { account, number });
-                    (other, timeout(&worker.env, COLLECT_WITHIN, worker.ask(other, question)).await)
+                    loop {
+                        let question = TargetRequest::Quota(QuotaRequest::Collect { account, number });
+                        match timeout(&worker.env, COLLECT_WITHIN, worker.ask(other, question)).await {
+                            // It is counting. Without its answer, others would get what the account uses there.
+                            Some(Ok(TargetReply::Outcome(false))) if !worker.is_stopped() => {
+                                worker.env.sleep(FREED_LOOK).await
+                            }
+                            reply => return (other, reply),
+                        }
+                    }
                 });
                 for (other, reply) in join_all(asked).await {
                     // For a target that cannot be reached, the last known value counts.

@@ -2,6 +2,8 @@
 
 use super::requests::{called, every_request};
 use super::*;
+use crate::zone_target::NameKey;
+use crate::zone_target::gate::Hold;
 use amphi_types::{Account, AccountKind, Layout};
 use amphi_wire::keys::Subtree;
 
@@ -368,6 +370,49 @@ fn what_is_presented_is_within() {
         let Ok(Reply::Status { sessions, .. }) = root.call(Request::Status).await else { panic!("no status") };
         let held: Vec<(u64, u64)> = sessions.iter().filter(|s| s.session.0 == 2).map(|s| (s.opens, s.locks)).collect();
         assert_eq!(held, [(1, 1)], "what lies within alone");
+        drop(server);
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}
+
+/// Goal: a session that ends while its state is compared with the tree leaves nothing behind. Method: another target
+/// says nothing about a lock that the session presents, because an operation holds the inode. Meanwhile the key is
+/// removed.
+#[test]
+fn a_session_that_ends_while_it_presents_leaves_nothing() {
+    let place = Place::new(206, 2, 1);
+    let run = async {
+        let server = place.start().await.expect("it starts");
+        let root = place.client(1).await.unwrap();
+        let w = World::new(&root).await;
+        root.add(w.entry()).await;
+        let c = place.keyed(2, Role::Mount, 1).await.expect("it mounts");
+        let here = server.worker.target(w.file.target()).expect("at the only worker");
+        let elsewhere = TargetId(1 - w.file.target().0);
+        let silent = Ino::new(elsewhere, 99_999);
+        let names = &server.worker.target(elsewhere).expect("at the only worker").queues.names;
+        let held = names.take(vec![(NameKey::Inode(silent), Hold::Exclusive)]).await;
+        let lock = HeldLock {
+            object: ObjectId { ino: silent, stripe: 1 },
+            mode: LockMode::Write,
+            range: ByteRange::new(0, 10),
+            group: None,
+        };
+        let op = Request::Represent { opens: vec![(w.file, RW)], locks: vec![lock] };
+        let presents = c.link.call(Lane::Urgent, Call { target: here.id, cred: Cred::root(), op }, None, 0);
+        let env = place.sim.node("client");
+        let ends = async {
+            env.sleep(Duration::from_millis(100)).await;
+            root.keys(KeyChange::Remove("bound".into())).await.expect("removed");
+            while here.has_session(SessionId(2)) {
+                env.sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let waits = amphi_env::timeout(&env, Duration::from_secs(5), presents);
+        let (_, ()) = futures_util::future::join(waits, ends).await;
+        env.sleep(Duration::from_secs(3)).await;
+        drop(held);
+        assert_eq!(here.files.open.borrow().count(SessionId(2)), 0, "nobody will close it");
         drop(server);
     };
     place.sim.block_on(run).expect("no deadlock");

@@ -144,7 +144,8 @@ pub async fn redo<E: Env>(
         return Ok(TargetReply::Done);
     }
     // No request is served yet, so nothing has to be locked.
-    let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None, held: None };
+    let (promise, guard) = (Promise::Held, Guard::none());
+    let prepared = Prepared { now, parts, promise, guard, changing: None, held: None, inodes: None };
     target.txs.borrow_mut().prepared.insert(tx, prepared);
     finish(worker, target, tx, true).await
 }
