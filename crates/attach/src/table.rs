@@ -177,7 +177,8 @@ pub(crate) fn learn_foreign(place: &AtomicU64, seen: u64) {
     let _ = place.compare_exchange(seen, now, SeqCst, Relaxed);
 }
 
-/// Stores the identity of a descriptor if its word is still `seen`. `is_right` says whether the map is that of the file.
+/// Stores the identity of a descriptor if its word is still `seen`. `is_right` says whether the map is that of the
+/// file.
 ///
 /// A thread that uses a map for another file first takes the map, and then looks for words that lead to it. So this
 /// function first stores the word, without anybody using it, and then asks. Either the other thread sees the word, or

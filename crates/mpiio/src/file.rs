@@ -210,8 +210,8 @@ impl CachedFile {
     pub fn sync_backend(&mut self) -> Outcome {
         self.no_sync_failed()?;
         // Another rank may be syncing now: what it makes stable counts only when it is.
-        let changes = self.segment().header().changes.load(SeqCst);
-        if self.segment().header().stable_changes.load(SeqCst) >= changes {
+        let changes = self.segment().header().changes.given.load(SeqCst);
+        if self.segment().header().changes.stable.load(SeqCst) >= changes {
             return Ok(());
         }
         self.stats.fs_syncs += 1;
@@ -220,7 +220,7 @@ impl CachedFile {
             Ok(()) => {
                 // The system reports a failure to one rank only, if they use the same descriptor.
                 self.no_sync_failed()?;
-                self.segment().header().stable_changes.fetch_max(changes, SeqCst);
+                self.segment().header().changes.stable.fetch_max(changes, SeqCst);
             }
             Err(error) => self.segment().header().sync_error.store(error.errno(), SeqCst),
         }
@@ -236,7 +236,7 @@ impl CachedFile {
 
     /// Called when the file system was given something that the next sync has to make stable.
     fn note_change(&self) {
-        self.segment().header().changes.fetch_add(1, SeqCst);
+        self.segment().header().changes.given.fetch_add(1, SeqCst);
     }
 
     /// Sets the length in the file system and for the ranks. One rank calls it, when nothing is cached and no other

@@ -147,6 +147,15 @@ pub struct Token {
     pub nonce: u64,
 }
 
+/// Counts what the file system has to make stable.
+#[repr(C)]
+pub struct Changes {
+    /// Number of times that the file system was given something.
+    pub given: AtomicU64,
+    /// So many of them are stable.
+    pub stable: AtomicU64,
+}
+
 /// The first page of the memory.
 #[repr(C)]
 pub struct Header {
@@ -157,10 +166,8 @@ pub struct Header {
     pub pointer: AtomicU64,
     /// First errno value of a write without a waiting rank.
     pub late_error: AtomicI32,
-    /// Number of times that the file system was given something to make stable, and how many of them are stable.
-    pub changes: AtomicU64,
-    /// See `changes`.
-    pub stable_changes: AtomicU64,
+    /// What the file system was given, and how much of that is stable.
+    pub changes: Changes,
     /// errno value of the first sync that failed.
     pub sync_error: AtomicI32,
     /// Rank + 1 of a rank that ended without closing.

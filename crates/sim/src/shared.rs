@@ -238,8 +238,16 @@ fn takes_call(area: &SharedArea, task: usize) -> bool {
 
 /// Makes calls until none are left or the area is asked to rest.
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
-    let mut sharer =
-        Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None, cells: [None, None] };
+    let mut sharer = Sharer {
+        env: env.clone(),
+        client,
+        area: area.clone(),
+        task,
+        record: None,
+        locked: None,
+        log: None,
+        cells: [None, None],
+    };
     // These choices use separate random numbers, so that a seed without locks and cells has the same meaning as before
     // there were any.
     let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
@@ -289,6 +297,8 @@ struct Sharer {
     area: SharedArea,
     task: usize,
     record: Option<Arc<OpenFile>>,
+    /// The file of the records, as the owner of its locks has it open: from its first lock on.
+    locked: Option<Arc<OpenFile>>,
     log: Option<Arc<OpenFile>>,
     /// The file of cells; for appending too.
     cells: [Option<Arc<OpenFile>>; 2],

@@ -273,7 +273,12 @@ async fn carry_out(
     // The kernel writes a page back through any handle that may write, independently of the handle that changed it.
     let member = if hints.write_back { file.group.id() } else { open.member() };
     if through_pages && !mount.coherence.sharing.is_alone() {
-        return under_pages(&mount, &open, member, ByteRange::at(offset, len), data, hints.write_back).await;
+        let range = ByteRange::at(offset, len);
+        let written = under_pages(&mount, &open, member, range, data, hints.write_back).await?;
+        if !hints.write_back && is_stable(&open, hints) {
+            make_stable(&mount, &open, range).await?;
+        }
+        return Ok(written);
     }
     // An append locks the whole file, so that the end does not move until all its bytes are there.
     let local = if append { ByteRange::ALL } else { ByteRange::at(offset, len) };

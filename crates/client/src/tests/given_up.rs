@@ -101,6 +101,7 @@ fn what_was_given_back_meanwhile_is_given_back() {
         c.sleep(5).await;
         b.mount.tunables.put(Tunable::LocksMaxAgeS, 600);
         heal(c, &b, dir).await;
+        let _mine = open(&a, dir, "aged").await;
         a.try_lock(flock).await.expect("nobody has it any more").keep();
         all_is_free(c, [&a, &b], dir, &["aged", "grouped"]).await;
         let left = free.saturating_sub(free_bytes(&a).await);

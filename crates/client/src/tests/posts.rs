@@ -7,6 +7,8 @@ use crate::locks;
 use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile, Posting};
 use amphi_env::{Buf, Env};
+use amphi_pagecache::UNIT;
+use amphi_shm::layout::{POST_BYTES, RING_SLOTS};
 use amphi_shm::posts::{Post, Refusal};
 use amphi_shm::ring::{Reader, Ring, Sink};
 use amphi_types::{ByteRange, Errno, Ino, SetAttr};
@@ -248,6 +250,7 @@ fn put(expected: &mut Vec<u8>, at: u64, bytes: &[u8]) {
 async fn story(c: &Cluster, seed: u64, mistake: Mistake) -> u64 {
     let [a, b] = c.two().await;
     settled(c, &[&a, &b]).await;
+    let mut changed = a.mount.wall();
     let here = create(&a, "f").await;
     let front = Front::new(c, &a, &here, mistake);
     let mut random = Random(seed * 0x9e37_79b9 + 1);
@@ -258,7 +261,7 @@ async fn story(c: &Cluster, seed: u64, mistake: Mistake) -> u64 {
     }
     // With this open, no mount has the token of the attributes.
     let kept = if seed.is_multiple_of(2) { Some(open(&b, "f", OpenFlags::READ_WRITE).await) } else { None };
-    let (mut posted, mut changed) = (0, a.mount.wall());
+    let mut posted = 0;
     for round in 0..400u64 {
         let len = expected.len() as u64;
         let at = if random.below(3) == 0 { len } else { random.below(len + 1) };
@@ -461,6 +464,32 @@ fn calls_that_wait_end_a_posting() {
         front.before_call(true).await;
         a.fallocate(&root(), &here, Fallocate::Allocate, 300_000, 10).await.expect("fallocate");
         assert_eq!(lookup(&a, "f").await.expect("there").size, 300_010);
+    });
+}
+
+/// Goal: posts that have to wait for space in the cache are seen by another mount as well: their end at once, and their
+/// bytes. Promises S1 and S2. Method: a cache full of dirty bytes of another file, and a full ring.
+#[test]
+fn posts_that_wait_for_space_are_seen() {
+    in_roomy_cluster(13, async |c| {
+        let (a, b, here, front) = posting(c, 100, Mistake::None).await;
+        let other = create(&a, "g").await;
+        let unit = vec![9; UNIT as usize];
+        write(&a, &other, 0, &unit).await;
+        let fits = |n: &u64| a.try_write(&root(), &other, n * UNIT, &unit, Hints::default()).is_some();
+        let filled = (1..1000).take_while(fits).count();
+        let mut expected = vec![1; 100];
+        for n in 0..RING_SLOTS {
+            let (at, bytes) = (expected.len() as u64, vec![n as u8; POST_BYTES - 1]);
+            assert_eq!(front.try_post(at, &bytes), Ok(true));
+            put(&mut expected, at, &bytes);
+        }
+        let waits = a.mount.coherence.sharing.take_posts(&here.file);
+        assert_eq!(waits, expected.len() as u64, "behind {filled} units of another file");
+        assert_eq!(b.getattr(&root(), here.ino()).await.expect("stat").size, waits);
+        let there = open(&b, "f", OpenFlags::READ).await;
+        assert!(read(&b, &there, 0, expected.len() + 1).await == expected);
+        assert_eq!(read(&b, &open(&b, "g", OpenFlags::READ).await, UNIT, 10).await, unit[..10]);
     });
 }
 

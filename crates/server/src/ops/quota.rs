@@ -72,7 +72,7 @@ async fn ask_more<E: Env>(
     wanted: Amount,
     is_ahead: bool,
 ) -> Result<()> {
-    if !target.counts.quota.is_counted.get() {
+    if !target.is_counted() {
         // The ledger relies on the use that it is told.
         let question = TargetRequest::Quota(QuotaRequest::IsLimited(account));
         if let TargetReply::Share { number, share, .. } = worker.insist_ask(LEDGER, question).await? {

@@ -164,11 +164,16 @@ impl<E: Env> Target<E> {
         Amount { blocks: self.data.borrow().used(account), inodes: self.meta.borrow().used(account) }
     }
 
+    /// See `TargetQuota::is_counted`.
+    pub fn is_counted(&self) -> bool {
+        self.counts.quota.is_counted.get()
+    }
+
     /// The usage of an account on this target, as far as requests may be admitted by it. While owners of objects are
     /// being read, any number of blocks may be the account's.
     pub fn used_at_most(&self, account: Account) -> Amount {
         let used = self.used(account);
-        if self.counts.quota.is_counted.get() { used } else { Amount { blocks: u64::MAX, ..used } }
+        if self.is_counted() { used } else { Amount { blocks: u64::MAX, ..used } }
     }
 
     /// A request may add this much, until the returned value is dropped.
@@ -225,8 +230,9 @@ impl<E: Env> Target<E> {
                 Err(_) => {}
             }
         }
-        self.counts.quota.is_whole.set(foreign.is_empty());
-        self.counts.quota.is_counted.set(foreign.is_empty());
+        let quota = &self.counts.quota;
+        quota.is_whole.set(foreign.is_empty());
+        quota.is_counted.set(foreign.is_empty());
         foreign
     }
 

@@ -15,7 +15,7 @@
 use super::{Sharer, Told};
 use crate::dice::Dice;
 use crate::plant;
-use amphi_client::{FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode};
+use amphi_client::{FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode, OpenFlags};
 use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, limits};
 use std::ops::Range;
@@ -229,6 +229,11 @@ impl Sharer {
 
     /// Takes a lock, possibly after a wait, releases one, or queries the conflicting locks.
     pub(super) async fn lock(&mut self, dice: &mut Dice) -> Told {
+        if self.locked.is_none() {
+            // A program locks only files that it has open.
+            let ino = self.area.borrow().record_area.file;
+            self.locked = Some(self.open(ino, OpenFlags::READ_WRITE).await?);
+        }
         let wish = self.wish(dice);
         let kind = match dice.below(6) {
             // In these runs tasks wait more often, and hold locks for longer.

@@ -146,7 +146,7 @@ pub async fn owners<E: Env>(target: &Target<E>, inos: &[Ino]) -> Vec<Option<Owne
 ///
 /// Errors: `Io` if the target is closed meanwhile.
 pub(super) async fn counted<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
-    while !target.counts.quota.is_counted.get() {
+    while !target.is_counted() {
         if worker.is_stopped() || target.is_closed() {
             return Err(Errno::Io);
         }

@@ -53,7 +53,7 @@ pub async fn answer<E: Env>(
         }
         QuotaRequest::Collect { account, number } => {
             begin_counting(worker, target);
-            if !target.counts.quota.is_counted.get() {
+            if !target.is_counted() {
                 return Ok(TargetReply::Outcome(false));
             }
             target.counts.quota.end_reservations(worker.now_ns());
