@@ -54,7 +54,9 @@ impl JobKey {
     /// Errors: the line is something else.
     pub fn read(from: impl BufRead) -> Outcome<JobKey> {
         let line = from.lines().next().and_then(Result::ok).unwrap_or_default();
-        let pairs = line.trim().as_bytes().chunks(2);
+        let digits =
+            Some(line.trim()).filter(|text| text.bytes().all(|b| b.is_ascii_hexdigit()) && text.len() % 2 == 0);
+        let pairs = digits.unwrap_or_default().as_bytes().chunks(2);
         let bytes = pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
         let bytes = bytes.collect::<Option<Vec<u8>>>().and_then(|bytes| bytes.try_into().ok());
         bytes.map(JobKey).ok_or_else(|| Failure::refused("standard input has to begin with the line of amphi job key"))
