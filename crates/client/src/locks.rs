@@ -214,7 +214,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
     drop((making, walks));
     pump(mount, target);
     // A posting marks its file before it pins the lock.
-    if file.is_some_and(|file| file.locks.posted_to.load(SeqCst)) {
+    if file.is_some_and(|file| file.locks.are_posted_to()) {
         mount.postings_may_end();
     }
 }

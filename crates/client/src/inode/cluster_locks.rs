@@ -22,7 +22,7 @@ pub(crate) struct ClusterLocks {
     /// When the size was last requested ahead of writes (`ops::attr::learn_end`); 0: never.
     pub(crate) end_asked_ns: AtomicU64,
     /// Programs may post writes under locks that the mount pins for that (`ops::posts`).
-    pub(crate) posted_to: AtomicBool,
+    posted_to: AtomicBool,
     /// When a lock of the file was last called back, because another mount uses the file. Nanoseconds.
     pub(crate) called_back_ns: AtomicU64,
     /// The time until which the file counts as contended, nanoseconds.
@@ -39,6 +39,16 @@ impl ClusterLocks {
         if self.used_ns.load(Relaxed) != coarse_ns {
             self.used_ns.store(coarse_ns, Relaxed);
         }
+    }
+
+    /// From now on, programs may post writes under locks that the mount pins, or not any more.
+    pub(crate) fn set_posted_to(&self, is_posted_to: bool) {
+        self.posted_to.store(is_posted_to, SeqCst);
+    }
+
+    /// Returns whether programs may post writes under locks that the mount pins.
+    pub(crate) fn are_posted_to(&self) -> bool {
+        self.posted_to.load(SeqCst)
     }
 
     /// Returns whether write locks on whole objects cover these stripes; as long as this holds, writes need no pin.

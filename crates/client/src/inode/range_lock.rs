@@ -253,9 +253,10 @@ pub(crate) struct PostingHold(RangeLock);
 
 impl Drop for PostingHold {
     fn drop(&mut self) {
-        let mut s = self.0.0.state.lock();
+        let PostingHold(lock) = self;
+        let mut s = lock.0.state.lock();
         let before = s.posting.take();
-        self.0.advance(&mut s);
+        lock.advance(&mut s);
         drop((s, before));
     }
 }
@@ -265,9 +266,10 @@ pub(crate) struct Hidden(RangeLock);
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        let mut s = self.0.0.state.lock();
+        let Hidden(RangeLock(shared)) = self;
+        let mut s = shared.state.lock();
         s.hidden -= 1;
-        self.0.0.exported.unblock();
+        shared.exported.unblock();
     }
 }
 

@@ -83,7 +83,7 @@ pub struct PostLocks {
 
 impl Drop for PostLocks {
     fn drop(&mut self) {
-        self.file.locks.posted_to.store(false, SeqCst);
+        self.file.locks.set_posted_to(false);
     }
 }
 
@@ -97,7 +97,7 @@ impl PostLocks {
             weak.upgrade().into_iter().for_each(|mount| mount.postings_may_end());
         }))?;
         // A callback that does not find this mark has come before it is looked whether the locks are usable.
-        file.locks.posted_to.store(true, SeqCst);
+        file.locks.set_posted_to(true);
         let (mount, file) = (mount.clone(), file.clone());
         let mut locks = PostLocks { mount, file, wanted, pins: Vec::new(), _hold: hold };
         locks.pins = locks::try_pin_objects(&locks.mount, &locks.file, LockMode::Write, ByteRange::ALL).await.ok()?;

@@ -273,12 +273,7 @@ async fn carry_out(
     // The kernel writes a page back through any handle that may write, independently of the handle that changed it.
     let member = if hints.write_back { file.group.id() } else { open.member() };
     if through_pages && !mount.coherence.sharing.is_alone() {
-        let range = ByteRange::at(offset, len);
-        let written = under_pages(&mount, &open, member, range, data, hints.write_back).await?;
-        if !hints.write_back && is_stable(&open, hints) {
-            make_stable(&mount, &open, range).await?;
-        }
-        return Ok(written);
+        return under_pages(&mount, &open, member, ByteRange::at(offset, len), data, hints).await;
     }
     // An append locks the whole file, so that the end does not move until all its bytes are there.
     let local = if append { ByteRange::ALL } else { ByteRange::at(offset, len) };
@@ -417,8 +412,9 @@ async fn under_pages(
     member: u64,
     range: ByteRange,
     data: Buf,
-    write_back: bool,
+    hints: Hints,
 ) -> Result<usize> {
+    let write_back = hints.write_back;
     count(mount, open, Reason::BufferedDefault, range, Copied::Apart);
     let mut stored = Ok(range.len() as usize);
     if let Some((_held, range, mut data)) = pages::write(mount, &open.file, member, range, data, write_back).await? {
@@ -430,7 +426,12 @@ async fn under_pages(
             stored = cached(mount, open, (range, range), &mut data, write_back, true).await?;
         }
     }
-    refused::shown(&open.file, range.len(), stored).await
+    let stored = refused::shown(&open.file, range.len(), stored).await?;
+    // Pages that are written back become stable by `fsync` and `msync`.
+    if !write_back && is_stable(open, hints) {
+        make_stable(mount, open, range).await?;
+    }
+    Ok(stored)
 }
 
 /// Makes the bytes of a cached write stable before the write returns, if it has to (`is_stable`).

@@ -7,11 +7,12 @@
 //! hold several spans take them in this order, so there is no deadlock. A part waits for disks and for the spans of
 //! requests that wait for nothing else, never for an answer of a mount. If a part would need such an answer, it is
 //! refused with `Again`, and the client sends it separately. A failure of one part, such as an inode that cannot be
-//! read, concerns only that part, and the others are executed. Parts whose blocks would not be contiguous with others on
-//! the disk are accepted into memory first (`accept`), in a record of their own. All other parts of a step are in one
-//! record. They are planned one after the other, so that their new blocks are contiguous if there is space, and adjacent
-//! blocks are one disk write. The last record of the last step contains the answer. A batch that is interrupted before
-//! that is sent again, and writes the same bytes once more, under the locks that the mount still holds.
+//! read, concerns only that part, and the others are executed. Parts whose blocks would not be contiguous with others
+//! on the disk are accepted into memory first (`accept`), in a record of their own. All other parts of a step are in
+//! one record. They are planned one after the other, so that their new blocks are contiguous if there is space, and
+//! adjacent blocks are one disk write. The last record of the last step contains the answer. A batch that is
+//! interrupted before that is sent again, and writes the same bytes once more, under the locks that the mount still
+//! holds.
 
 use super::accept::{Accepted, Accepting};
 use crate::counters::add;

@@ -110,7 +110,7 @@ impl Sharing {
 
     /// What programs have posted to the file in shared mode is in the cache, except writes that end where this says.
     pub(crate) fn take_posts(&self, file: &Inode) -> u64 {
-        if !file.locks.posted_to.load(SeqCst) {
+        if !file.locks.are_posted_to() {
             return 0;
         }
         self.posts().map_or(0, |posts| posts.take(file.ino))
