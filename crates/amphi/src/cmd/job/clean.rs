@@ -101,7 +101,7 @@ mod tests {
     fn ends(folder: Folder) -> PathBuf {
         let path = folder.path().to_path_buf();
         drop(folder);
-        let lock = std::fs::File::open(path.join("lock")).expect("a lock");
+        let lock = std::fs::OpenOptions::new().read(true).open(path.join("lock")).expect("a lock");
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
         path
     }
