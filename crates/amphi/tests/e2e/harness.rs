@@ -77,7 +77,12 @@ impl Starting {
     }
 
     /// Waits for the line `ready`. Panics with the child's errors if it ends before.
-    pub fn ready(mut self) -> Daemon {
+    pub fn ready(self) -> Daemon {
+        self.try_ready().unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Waits for the line `ready`. The error has the child's errors, if it ends before.
+    fn try_ready(mut self) -> Result<Daemon, String> {
         let child = self.daemon.child();
         // Drained by a thread, so that log lines never fill the pipe; shown when a test fails.
         let stderr = child.stderr.take().expect("piped");
@@ -95,9 +100,9 @@ impl Starting {
         if !line.starts_with("ready") {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("{} said {line:?} and: {}", self.what, reader.join().unwrap_or_default());
+            return Err(format!("{} said {line:?} and: {}", self.what, reader.join().unwrap_or_default()));
         }
-        self.daemon
+        Ok(self.daemon)
     }
 }
 
@@ -253,13 +258,17 @@ impl Place {
         self.fsck_of(&names.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
-    /// `amphi mount` of that cluster at `name` in the folder, which is made if need be.
+    /// `amphi mount` of that cluster at `name` in the folder, which is made if need be. If the machine is so busy that
+    /// another mount does not answer in time, the server asks to try again, and this does so.
     pub fn mount_at(&self, name: &str, more: &[&str]) -> Daemon {
         let (addr, dir) = (self.addr(), self.text(name));
         std::fs::create_dir_all(&dir).expect("mkdir");
         let mut args = vec!["mount", "--cluster", &addr, &dir];
         args.extend_from_slice(more);
-        Daemon::start(&args)
+        let start = || Daemon::spawn(&args).try_ready();
+        let is_asked = |start: &Result<Daemon, String>| start.as_ref().is_err_and(|why| why.ends_with("; try again"));
+        let first = start();
+        if is_asked(&first) { start() } else { first }.unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// `amphi up` here with further arguments.
