@@ -238,16 +238,7 @@ fn takes_call(area: &SharedArea, task: usize) -> bool {
 
 /// Makes calls until none are left or the area is asked to rest.
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
-    let mut sharer = Sharer {
-        env: env.clone(),
-        client,
-        area: area.clone(),
-        task,
-        record: None,
-        locked: None,
-        log: None,
-        cells: [None, None],
-    };
+    let mut sharer = Sharer::new(env.clone(), client, area.clone(), task);
     // These choices use separate random numbers, so that a seed without locks and cells has the same meaning as before
     // there were any.
     let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
@@ -307,6 +298,11 @@ struct Sharer {
 type Told<T = ()> = std::result::Result<T, String>;
 
 impl Sharer {
+    /// A task that has no file open yet.
+    fn new(env: SimEnv, client: Client, area: SharedArea, task: usize) -> Sharer {
+        Sharer { env, client, area, task, record: None, locked: None, log: None, cells: [None, None] }
+    }
+
     fn ctx(&self) -> Ctx {
         let thread = self.task as u32;
         Ctx { pid: 500 + thread, tid: 5000 + thread, ..Ctx::root() }

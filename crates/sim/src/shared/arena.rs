@@ -181,16 +181,7 @@ struct Fighter {
 /// number of its own.
 pub async fn fight(env: SimEnv, client: Client, area: SharedArea, (task, mount): (usize, usize), mut dice: Dice) {
     let seats = area.borrow().arena.pits.iter().map(|_| None).collect();
-    let sharer = Sharer {
-        env: env.clone(),
-        client,
-        area: area.clone(),
-        task,
-        record: None,
-        locked: None,
-        log: None,
-        cells: [None, None],
-    };
+    let sharer = Sharer::new(env.clone(), client, area.clone(), task);
     let mut fighter = Fighter { sharer, mount, seats };
     loop {
         if !super::takes_call(&area, task) {
